@@ -1,0 +1,67 @@
+/*
+ * Plug-in host: find, load and check an update rule, hold its settings, slots and scalars, and make
+ * one step of it.  Step 5 of a gradient's path, and the whole of gradq-try.
+ */
+#ifndef GQ_PLUGIN_H
+#define GQ_PLUGIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gradq/optimizer.h"
+#include "gradq/status.h"
+
+/*
+ * The host's own settings, beside the plug-in's in `--set`:
+ *   clip_norm (0: off), schedule constant|linear|cosine, schedule_steps, warmup_steps.
+ * linear: warm-up, then lr falls linearly to 0 at schedule_steps; cosine: warm-up, then half a
+ * cosine to 0 at schedule_steps; constant: warm-up only.  After schedule_steps lr stays 0.
+ */
+typedef struct gq_rule gq_rule;
+
+/*
+ * Load `name`: a word without '/' and not ending in .so is NAME.so in `directory` (NULL: the
+ * directory "plugins" beside the running program); anything else is a path.  sets[set_count] are
+ * "key=value" words.  `cpu`: "auto", "sse2", "avx2", "avx512"; a level the CPU lacks is GQ_INVALID.
+ * Checks MXCSR after dlopen: a plug-in built with -ffast-math sets flush-to-zero for the process;
+ * it is restored and reported in *warning ("" when fine).
+ *
+ * GQ_OK: *rule_p is yours.  GQ_NOTFOUND (lists the shipped names), GQ_ABI (says both numbers),
+ * GQ_INVALID (unknown key: lists the valid ones with defaults; bad value: says the bounds; bad
+ * table in the plug-in), GQ_MEMORY.
+ */
+GQ_CHECK gq_status gq_rule_load (gq_rule **rule_p, const char *name, const char *directory,
+                                 const char *const *sets, size_t set_count, const char *cpu,
+                                 gq_error *warning, gq_error *error);
+void gq_rule_free (gq_rule **rule_p);
+
+/* Allocate (64-byte aligned) and initialise slots and scalars for n elements.  GQ_OK, GQ_MEMORY. */
+GQ_CHECK gq_status gq_rule_reset (gq_rule *rule, uint64_t n);
+
+/*
+ * One step: next = rule (weights, gradient * scale), n elements as reset.  Clips gradient * scale
+ * to clip_norm, applies the schedule.  The gradient must be finite: the caller checked.
+ * weights and next do not overlap.
+ */
+void gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gradient,
+                   float scale);
+
+const gq_optimizer *gq_rule_plugin (const gq_rule *rule);
+size_t gq_rule_slot_count (const gq_rule *rule);
+float *gq_rule_slot (gq_rule *rule, size_t index); /* f32[n] */
+size_t gq_rule_scalar_count (const gq_rule *rule);
+double *gq_rule_scalars (gq_rule *rule);
+uint64_t gq_rule_steps (const gq_rule *rule); /* made so far */
+void gq_rule_set_steps (gq_rule *rule, uint64_t steps);
+double gq_rule_last_norm (const gq_rule *rule); /* of the last gradient * scale; 0 when not clipping */
+/* Setting i of the plug-in's and then the host's, as "key" and "value" text; 0 past the end. */
+int gq_rule_setting (const gq_rule *rule, size_t index, const char **key, char value[64]);
+const char *gq_rule_cpu (const gq_rule *rule); /* the level in use: "avx2" */
+
+/* All of x[n] finite?  Vectorised, one pass. */
+int gq_all_finite (const float *x, uint64_t n);
+/* sum of squares in double by fixed blocks and a fixed tree: the same bits on every CPU level and
+ * thread count. */
+double gq_sum_squares (const float *x, uint64_t n);
+
+#endif
