@@ -1,76 +1,209 @@
-# gradq.  `make help` lists the targets.
+# gradq.  `make help` lists the targets; `make run` and `make test` install what they need first.
 #
-# PREFIX= DESTDIR=   where `make install` puts things
-# V=1                show the commands
-# SANITIZE=address|thread   build into build/<name> with that sanitizer (make asan, make tsan use it)
+#   V=1                        show the commands
+#   SANITIZE=address|thread    build into build/<name> with that sanitizer (asan and tsan do it)
+#   CFLAGS='-O3 -g'            optimisation and debugging; the rest is below
+#   PREFIX= DESTDIR=           where `make install` puts things
+#   ARGS=                      more words for the program that run or bench starts
+#   FUZZ_SECONDS=              time for each fuzzer
 
-PREFIX   ?= /usr/local
-CC       := gcc
-SANITIZE ?=
-BUILD    := build$(if $(SANITIZE),/$(SANITIZE))
-comma    := ,
-Q        := $(if $(V),,@)
+PREFIX       ?= /usr/local
+DESTDIR      ?=
+CC           := gcc
+CFLAGS       ?= -O3 -g
+WERROR       := -Werror
+SANITIZE     ?=
+FUZZ_SECONDS ?= 600
 
-PACKAGES := libczmq libzmq jansson libisal inih libxxhash
-# libczmq's .pc drags in every optional dependency of its own static build; name the two libraries.
-CPPFLAGS += -Iinclude -Isrc -D_GNU_SOURCE $(shell pkg-config --cflags jansson 2>/dev/null)
-# -ffp-contract=off: the same float32 bits on every CPU level.  No -ffast-math anywhere.
-CFLAGS   ?= -O3 -g
-CFLAGS   += -std=c11 -pthread -fPIC -ffp-contract=off -fno-math-errno -fno-trapping-math \
-            -fvisibility=hidden \
-            -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion -Werror
-LDLIBS   := -lczmq -lzmq -ljansson -lisal -linih -lxxhash -ldl -lm -pthread
-LDFLAGS  += -rdynamic
+BUILD := build$(if $(SANITIZE),/$(SANITIZE))
+Q     := $(if $(V),,@)
+# All cores, unless make was told how many.  Not :=, for MAKEFLAGS is only complete in a recipe.
+JOBS   = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+# How our C is compiled.  The same float32 bits on every CPU level: no contraction to fused
+# multiply-add, and -ffast-math nowhere.  errno and traps of the maths library are never looked at.
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion $(WERROR)
+FLOATS   := -ffp-contract=off -fno-math-errno -fno-trapping-math
+INCLUDES := -Iinclude -Isrc -I.
+C_FLAGS  := -std=c11 -D_GNU_SOURCE -pthread -fPIC -fvisibility=hidden \
+            $(CFLAGS) $(FLOATS) $(WARNINGS)
+LD_FLAGS := $(LDFLAGS)
+# By name: pkg-config's libczmq drags in all that czmq's own static build could use.
+LIBS     := -lczmq -lzmq -ljansson -lisal -linih -lxxhash -ldl -lm -pthread
+# Only actors need a BLAS; the broker and the optimizer do not load it.
+BLAS     := -lopenblas
+
+ifeq ($(SANITIZE),address)
+SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+else ifneq ($(SANITIZE),)
+SANITIZER := -fsanitize=$(SANITIZE)
+endif
 ifneq ($(SANITIZE),)
-CFLAGS   := $(filter-out -O3,$(CFLAGS)) -O1 -fsanitize=$(SANITIZE)$(if $(filter address,$(SANITIZE)),$(comma)undefined) -fno-omit-frame-pointer
-LDFLAGS  += -fsanitize=$(SANITIZE)$(if $(filter address,$(SANITIZE)),$(comma)undefined)
+# After CFLAGS, so that these win: stacks in reports need frame pointers and little inlining.
+C_FLAGS  += -O1 -g -fno-omit-frame-pointer $(SANITIZER)
+LD_FLAGS += $(SANITIZER)
 endif
 
-LIB_OBJ       := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard src/*.c))
-BROKER_OBJ    := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard broker/*.c))
-OPTIMIZER_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard optimizer/*.c))
-ACTOR_OBJ     := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard actors/*.c))
-TOOLS         := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/gradq-*.c))
-PLUGINS       := $(patsubst optimizer/plugins/%.c,$(BUILD)/plugins/%.so,$(wildcard optimizer/plugins/*.c))
+# ---- what there is ----
+objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard $1))
+
+LIB_OBJ       := $(call objects,src/*.c)
+BROKER_OBJ    := $(call objects,broker/*.c)
+OPTIMIZER_OBJ := $(call objects,optimizer/*.c)
+ACTOR_OBJ     := $(call objects,actors/*.c)
+TEST_OBJ      := $(call objects,tests/test_*.c)
+# Tests see the parts of a program, not its main.
 PARTS_OBJ     := $(filter-out %/main.o,$(BROKER_OBJ) $(OPTIMIZER_OBJ) $(ACTOR_OBJ))
-TEST_OBJ      := $(patsubst %.c,$(BUILD)/obj/%.o,$(wildcard tests/test_*.c))
-TEST_PROGRAMS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/main_*.c))
-PROGRAMS      := $(if $(BROKER_OBJ),$(BUILD)/gradq-broker) $(if $(OPTIMIZER_OBJ),$(BUILD)/gradq-optimizer) \
-                 $(if $(ACTOR_OBJ),$(BUILD)/gradq-actor) $(TOOLS)
 
-.PHONY: all
-all: $(PROGRAMS) $(PLUGINS) ## build every program and plug-in into build/
+LIB           := $(BUILD)/libgradq.a
+PROGRAMS      := $(BUILD)/gradq-broker $(BUILD)/gradq-optimizer $(BUILD)/gradq-actor \
+                 $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/gradq-*.c))
+SCRIPTS       := $(wildcard tools/gradq tools/gradq_*.py)
+PLUGINS       := $(patsubst optimizer/%.c,$(BUILD)/%.so,$(wildcard optimizer/plugins/*.c))
+TEST_PLUGINS  := $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/plugins/*.c))
+TEST_PROGRAMS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/main_*.c))
+FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
-$(BUILD)/libgradq.a: $(LIB_OBJ)
+# ---- what to do ----
+.DEFAULT_GOAL := all
+.PHONY: help all run test bench asan tsan fuzz lint format options venv install clean
+.PHONY: check tests FORCE
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+	@sed -n '/^#   /s/^# //p' Makefile
+
+all: $(PROGRAMS) $(PLUGINS) $(LIB) ## build every program, plug-in and the library into build/
+
+run: ## install what is missing, build, train 4 actors to solve CartPole under the supervisor
+	@tools/setup.sh run
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@tools/gradq up --run run --env CartPole-v1 --actors 4 --target-return 475 $(ARGS)
+
+test: ## install what is missing, build, run every test
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory check
+
+asan: ## every test with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory SANITIZE=address check
+
+tsan: ## thread and process tests with ThreadSanitizer
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory SANITIZE=thread check
+
+bench: ## measure rates, beside the limits of this machine in the same run
+	@tools/setup.sh run
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@$(BUILD)/gradq-bench $(ARGS)
+
+fuzz: ## FUZZ_SECONDS of libFuzzer on each decoder
+	@tools/setup.sh fuzz
+	@$(MAKE) --no-print-directory $(JOBS) $(FUZZERS)
+	@tools/fuzz.sh $(FUZZ_SECONDS) $(FUZZERS)
+
+lint: ## layout, static analysis, and the house rules that a program can check
+	@tools/setup.sh run lint
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@/usr/bin/python3 tools/lint.py
+
+format: ## let clang-format lay out all C
+	@tools/setup.sh lint
+	clang-format-14 -i $$(find include src broker optimizer actors tools tests -name '*.[ch]')
+
+options: all ## write docs/OPTIONS.md from what the programs say to --help
+	@/usr/bin/python3 tools/options.py
+
+venv: ## Python with Gymnasium in build/venv, for gym:ID
+	@tools/setup.sh venv
+
+clean: ## remove build/
+	rm -rf build
+
+# The tests of one build: all of them, or without a sanitizer that cannot run Criterion.
+check:
+	@$(MAKE) --no-print-directory $(JOBS) tests
+	@/usr/bin/python3 tests/run.py $(CURDIR)/$(BUILD)
+tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
+
+# Programs look for their plug-ins beside themselves, so they lie together; bin/ has links.
+home     := $(PREFIX)/lib/gradq
+commands := gradq $(notdir $(PROGRAMS))
+install: all ## install below PREFIX (DESTDIR is put before it)
+	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include/gradq $(home)/plugins)
+	install -m 755 $(PROGRAMS) $(SCRIPTS) $(DESTDIR)$(home)
+	install -m 755 $(PLUGINS) $(DESTDIR)$(home)/plugins
+	install -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib
+	install -m 644 include/gradq/*.h $(DESTDIR)$(PREFIX)/include/gradq
+	ln -sf $(addprefix ../lib/gradq/,$(commands)) $(DESTDIR)$(PREFIX)/bin
+
+# ---- how it is made ----
+# Holds the flags of the last build; everything is made again when they change.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(C_FLAGS) $(LD_FLAGS) $(LIBS)' | cmp -s - $@ || \
+	    echo '$(CC) $(C_FLAGS) $(LD_FLAGS) $(LIBS)' >$@
+
+COMPILE = $(CC) $(INCLUDES) $(C_FLAGS) -MMD -MP -MF $(BUILD)/obj/$(<:.c=.d)
+LINK    = $(CC) $(C_FLAGS) -rdynamic $(LD_FLAGS) -o $@ $(filter %.o %.a,$^)
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	$(Q)$(COMPILE) -c -o $@ $<
+
+# The actor carries this script inside itself; see actors/gym.c.
+$(BUILD)/obj/actors/gym.o: actors/python/gym_bridge.py
+
+$(LIB): $(LIB_OBJ)
+	@echo "  ar    $@"
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-$(BUILD)/gradq-broker: $(BROKER_OBJ) $(BUILD)/libgradq.a
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/gradq-optimizer: $(OPTIMIZER_OBJ) $(BUILD)/libgradq.a
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/gradq-actor: $(ACTOR_OBJ) $(BUILD)/libgradq.a
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lopenblas $(LDLIBS)
-$(BUILD)/gradq-%: $(BUILD)/obj/tools/gradq-%.o $(BUILD)/libgradq.a
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-$(BUILD)/plugins/%.so: optimizer/plugins/%.c include/gradq/optimizer.h include/gradq/limits.h
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -shared -o $@ $< -lm
-$(BUILD)/obj/%.o: %.c
-	@mkdir -p $(@D)
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -I. -MMD -MP -c -o $@ $<
+$(BUILD)/gradq-broker: $(BROKER_OBJ) $(LIB)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS)
+$(BUILD)/gradq-optimizer: $(OPTIMIZER_OBJ) $(LIB)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS)
+$(BUILD)/gradq-actor: $(ACTOR_OBJ) $(LIB)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(BLAS) $(LIBS)
+$(BUILD)/gradq-%: $(BUILD)/obj/tools/gradq-%.o $(LIB)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS)
 
-$(BUILD)/tests/unit: $(TEST_OBJ) $(PARTS_OBJ) $(BUILD)/libgradq.a
+# A plug-in is one file and a shared object: the command here is the one that docs/PLUGINS.md gives.
+$(BUILD)/plugins/%.so: optimizer/plugins/%.c $(BUILD)/flags
+	@mkdir -p $(@D) $(BUILD)/obj/$(<D)
+	@echo "  cc    $@"
+	$(Q)$(COMPILE) $(LD_FLAGS) -shared -o $@ $< -lm
+
+# Plug-ins with something wrong, for tests.  fast_math is what a user's careless flags make: linked
+# so, gcc adds a constructor that sets flush-to-zero for the whole process.
+$(BUILD)/tests/plugins/%.so: tests/plugins/%.c $(BUILD)/flags
+	@mkdir -p $(@D) $(BUILD)/obj/$(<D)
+	@echo "  cc    $@"
+	$(Q)$(COMPILE) $(LD_FLAGS) $(PLUGIN_FLAGS) -shared -o $@ $< -lm
+$(BUILD)/tests/plugins/fast%.so: PLUGIN_FLAGS := -ffast-math
+
+# Running the unit tests takes the programs and plug-ins too; `tests` makes them, this only links.
+$(BUILD)/tests/unit: $(TEST_OBJ) $(PARTS_OBJ) $(LIB)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lcriterion -lopenblas $(LDLIBS)
-$(BUILD)/tests/main_%: $(BUILD)/obj/tests/main_%.o $(PARTS_OBJ) $(BUILD)/libgradq.a
+	@echo "  link  $@"
+	$(Q)$(LINK) -lcriterion $(BLAS) $(LIBS)
+$(BUILD)/tests/main_%: $(BUILD)/obj/tests/main_%.o $(PARTS_OBJ) $(LIB)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lopenblas $(LDLIBS)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(BLAS) $(LIBS)
+
+# libFuzzer comes with clang.  A fuzzer is compiled whole, its target and all of src/ instrumented.
+build/fuzz/%: tests/%.c $(wildcard src/*.[ch] include/gradq/*.h)
+	@mkdir -p $(@D)
+	@echo "  clang $@"
+	$(Q)clang-14 $(INCLUDES) -std=c11 -D_GNU_SOURCE -pthread -O1 -g $(FLOATS) \
+	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	    -o $@ $< $(wildcard src/*.c) $(LIBS)
 
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
 .SECONDARY:
-
-.PHONY: help clean
-help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
-clean: ## remove build/
-	rm -rf build
+.DELETE_ON_ERROR:

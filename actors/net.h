@@ -22,6 +22,7 @@ typedef struct gq_net_config {
     uint32_t action_count;                  /* A, discrete */
     uint32_t hidden;                        /* width of dense layers, or of the LSTM */
     uint32_t rollout_max;                   /* T, most steps between begin and backward */
+    uint32_t filters;                       /* of each convolution; 0: 32; dense ignores it */
 } gq_net_config;
 
 typedef struct gq_net_ops {
@@ -75,6 +76,8 @@ typedef struct gq_random {
     uint64_t state[4];
 } gq_random;
 void gq_random_seed (gq_random *random, uint64_t seed);
+/* A seed for stream `stream` of `seed`: actor k of a run draws from its own. */
+uint64_t gq_random_stream (uint64_t seed, uint64_t stream);
 uint64_t gq_random_next (gq_random *random);
 double gq_random_uniform (gq_random *random); /* [0, 1), 53 bits */
 double gq_random_normal (gq_random *random);  /* mean 0, deviation 1 */

@@ -5,14 +5,14 @@
 
 #include "gradq/limits.h"
 
-#define BROKER GQ_PROGRAM_BROKER
+#define BROKER    GQ_PROGRAM_BROKER
 #define OPTIMIZER GQ_PROGRAM_OPTIMIZER
-#define ACTOR GQ_PROGRAM_ACTOR
-#define TOP GQ_PROGRAM_TOP
-#define TRY GQ_PROGRAM_TRY
-#define BENCH GQ_PROGRAM_BENCH
-#define SERVICES (BROKER | OPTIMIZER | ACTOR)
-#define NO_BOUND UINT64_MAX
+#define ACTOR     GQ_PROGRAM_ACTOR
+#define TOP       GQ_PROGRAM_TOP
+#define TRY       GQ_PROGRAM_TRY
+#define BENCH     GQ_PROGRAM_BENCH
+#define SERVICES  (BROKER | OPTIMIZER | ACTOR)
+#define NO_BOUND  UINT64_MAX
 
 /* clang-format off */
 #define TEXT(name, programs, fallback, unit, help)                 {name, programs, GQ_OPTION_TEXT, fallback, 0, 0, NULL, unit, help}
@@ -48,7 +48,7 @@ const gq_option_row gq_option_table[] = {
     TEXT ("run", OPTIMIZER | TOP, NULL, "DIR", "run directory: checkpoints, term and lock live here (gradq-top: take the address from it)"),
     TEXT ("init", OPTIMIZER, NULL, "FILE", "safetensors file with the first weights; its tensors become the layout"),
     FLAG ("resume", OPTIMIZER, "go on from the newest checkpoint of the run directory, if there is one"),
-    NUMBER ("checkpoint-interval-s", OPTIMIZER, "30", 0, 86400, "s", "time between checkpoints; 0: only at a clean stop and on SIGUSR1"),
+    NUMBER ("checkpoint-interval-s", OPTIMIZER, "10", 0, 86400, "s", "time between checkpoints; 0: only at a clean stop and on SIGUSR1"),
     COUNT ("checkpoints-kept", OPTIMIZER, "2", 1, 1000, "files", "older checkpoints are deleted"),
 
     /* actor: service */

@@ -53,8 +53,10 @@ typedef struct gq_options gq_options;
  * except those of other programs; INI keys likewise.
  *
  * GQ_OK: *options_p is yours to free.  GQ_AGAIN: help or version was printed, exit 0.
- * GQ_INVALID, GQ_NOTFOUND, GQ_MEMORY: *error says which word is wrong, where it came from (command
- * line, GRADQ_X, FILE:line) and names the nearest right one.
+ * GQ_INVALID: the command line is wrong.  GQ_MALFORMED: the environment or the INI file is.
+ * GQ_NOTFOUND, GQ_IO: the INI file cannot be read.  GQ_MEMORY.  *error says which word is wrong,
+ * where it came from (command line, GRADQ_X, FILE:line) and names the nearest right one.
+ * gq_options_exit (status) is what main returns then.
  */
 GQ_CHECK gq_status gq_options_read (gq_options **options_p, gq_program program, int argc,
                                     char **argv, gq_error *error);
@@ -72,6 +74,9 @@ size_t gq_options_list (const gq_options *options, const char *name, const char 
 /* What main returns for a status (sysexits): 0, 1, 2 usage, 69 unreachable, 78 configuration. */
 enum { GQ_EXIT_OK = 0, GQ_EXIT_FAILED = 1, GQ_EXIT_USAGE = 2, GQ_EXIT_UNREACHABLE = 69,
        GQ_EXIT_CONFIG = 78 };
+
+/* What main returns when gq_options_read gave `status`: help 0, usage 2, configuration 78. */
+int gq_options_exit (gq_status status);
 
 /* The entry of words[count] nearest to `word` by edit distance, NULL when none is near. */
 const char *gq_nearest (const char *word, const char *const *words, size_t count);

@@ -48,7 +48,7 @@ typedef struct gq_client_config {
     uint32_t actor;      /* identity in the run, < GQ_ACTORS_MAX; GQ_ACTOR_ANY: be given one */
     uint32_t window;     /* gradients on the way at most, 1 .. GQ_WINDOW_MAX */
     int timeout_ms;      /* longest that any call below waits; -1: for ever */
-    int ack_timeout_ms;  /* a gradient unanswered for this long is counted lost */
+    int ack_timeout_ms;  /* a gradient unanswered this long by a living optimizer is given up */
     const char *lane;    /* "auto" or "inline" */
     /* The model.  NULL: take the layout that the run has.  Given: must equal the run's, or becomes
      * the run's, with `initial` (f32[sum of sizes], borrowed during open) as version 0. */
@@ -76,7 +76,7 @@ typedef struct gq_client_counts {
     uint64_t pushed;       /* gradients sent */
     uint64_t acknowledged; /* settled: applied or refused */
     uint64_t refused;      /* of those, refused by the optimizer */
-    uint64_t lost;         /* given up: unanswered for ack_timeout_ms, or skipped by an ack */
+    uint64_t lost;         /* given up: unanswered for ack_timeout_ms though the optimizer lives */
     gq_status refused_reason; /* of the last refused one, GQ_OK for none */
 } gq_client_counts;
 
@@ -117,7 +117,8 @@ float *gq_client_reserve (gq_client *client);
  * from `samples` >= 1 environment steps or examples.  Waits while the window or the queue is full.
  *
  * GQ_OK: sent, with *sequence (may be NULL) to wait for.  GQ_TIMEOUT, GQ_CLOSED: not sent, the
- * buffer is still reserved.  GQ_INVALID: nothing reserved, or samples is 0.
+ * buffer is still reserved.  GQ_RUN: another run has taken this address over; open a new client.
+ * GQ_INVALID: nothing reserved, or samples is 0.
  */
 GQ_CHECK gq_status gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence);
 
@@ -126,7 +127,7 @@ GQ_CHECK gq_status gq_client_push (gq_client *client, const float *gradient, uin
 
 /*
  * Wait until everything up to `sequence` is settled and the weights that it led to are here.
- * GQ_OK, GQ_TIMEOUT, GQ_CLOSED.
+ * GQ_OK, GQ_TIMEOUT, GQ_CLOSED, GQ_RUN.
  */
 GQ_CHECK gq_status gq_client_wait (gq_client *client, uint64_t sequence);
 
@@ -135,7 +136,8 @@ gq_client_counts gq_client_count (const gq_client *client);
 /* A number to show beside this actor in gradq-top ("return_mean"); sent once a second. */
 void gq_client_metric (gq_client *client, const char *name, double value);
 
-/* Wait (up to the time-out) until all is settled, say bye, free.  *client_p becomes NULL. */
+/* Wait until all is settled, up to the time-out and as long as the optimizer is heard; say bye,
+ * free.  *client_p becomes NULL. */
 void gq_client_close (gq_client **client_p);
 
 #ifdef __cplusplus

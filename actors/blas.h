@@ -1,0 +1,38 @@
+/*
+ * Row-major products of dense matrices on OpenBLAS.  Step 0 of a gradient's path.
+ */
+#ifndef GQ_BLAS_H
+#define GQ_BLAS_H
+
+#include <assert.h>
+#include <cblas.h>
+#include <limits.h>
+#include <stddef.h>
+
+static inline int
+gq_blas_dim (size_t n)
+{
+    assert (n <= INT_MAX);
+    return (int)n;
+}
+
+/* c (m, n) = a (m, k) b (k, n) + beta c; with CblasTrans a or b is stored transposed. */
+static inline void
+gq_multiply (CBLAS_TRANSPOSE a_order, CBLAS_TRANSPOSE b_order, size_t m, size_t n, size_t k,
+             const float *a, const float *b, float beta, float *c)
+{
+    cblas_sgemm (CblasRowMajor, a_order, b_order, gq_blas_dim (m), gq_blas_dim (n), gq_blas_dim (k),
+                 1.0f, a, gq_blas_dim (a_order == CblasNoTrans ? k : m), b,
+                 gq_blas_dim (b_order == CblasNoTrans ? n : k), beta, c, gq_blas_dim (n));
+}
+
+/* y (m) += a (m, n) x (n); with CblasTrans y (n) += x (m) a. */
+static inline void
+gq_multiply_vector (CBLAS_TRANSPOSE order, size_t m, size_t n, const float *a, const float *x,
+                    float *y)
+{
+    cblas_sgemv (CblasRowMajor, order, gq_blas_dim (m), gq_blas_dim (n), 1.0f, a, gq_blas_dim (n),
+                 x, 1, 1.0f, y, 1);
+}
+
+#endif

@@ -1,0 +1,145 @@
+/*
+ * CartPole-v1, equal to Gymnasium's step for step.  Step 0 of a gradient's path.
+ *
+ * Must never regroup an expression: the arithmetic follows
+ * gymnasium/envs/classic_control/cartpole.py operation by operation in double (explicit Euler), and
+ * only the observation is rounded to float32.  The time limit of 500 steps is that of Gymnasium's
+ * TimeLimit wrapper.  tests/test_cartpole.c holds it to recorded trajectories.
+ */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "env.h"
+#include "net.h"
+
+#define GRAVITY       9.8
+#define MASS_CART     1.0
+#define MASS_POLE     0.1
+#define TOTAL_MASS    (MASS_POLE + MASS_CART)
+#define LENGTH        0.5 /* half the pole's, in m */
+#define POLE_MOMENT   (MASS_POLE * LENGTH)
+#define FORCE         10.0
+#define STEP_S        0.02
+#define X_LIMIT       2.4
+#define THETA_LIMIT   (12 * 2 * 3.141592653589793 / 360)
+#define RESET_LIMIT   0.05
+#define EPISODE_STEPS 500
+#define FIRST_SEED    1 /* of an environment that is reset without a seed */
+
+typedef struct cartpole {
+    gq_env env;
+    gq_random random;
+    double x, x_dot, theta, theta_dot;
+    unsigned steps; /* of this episode */
+    bool playing;
+} cartpole;
+
+static void
+observe (const cartpole *pole, float *observation)
+{
+    observation[0] = (float)pole->x;
+    observation[1] = (float)pole->x_dot;
+    observation[2] = (float)pole->theta;
+    observation[3] = (float)pole->theta_dot;
+}
+
+static gq_status
+reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *error)
+{
+    cartpole *pole = (cartpole *)env;
+    double state[4];
+
+    (void)error;
+    if (seed != NULL)
+        gq_random_seed (&pole->random, *seed);
+    for (int i = 0; i < 4; i++)
+        state[i] = -RESET_LIMIT + 2 * RESET_LIMIT * gq_random_uniform (&pole->random);
+    gq_cartpole_set_state (env, state);
+    observe (pole, observation);
+    return GQ_OK;
+}
+
+static gq_status
+step (gq_env *env, uint32_t action, float *observation, gq_env_outcome *outcome, gq_error *error)
+{
+    cartpole *pole = (cartpole *)env;
+
+    (void)error;
+    assert (action < 2 && pole->playing);
+    double force = action == 1 ? FORCE : -FORCE;
+    double cosine = cos (pole->theta), sine = sin (pole->theta);
+    double temp = (force + POLE_MOMENT * (pole->theta_dot * pole->theta_dot) * sine) / TOTAL_MASS;
+    double theta_acc = (GRAVITY * sine - cosine * temp) /
+                       (LENGTH * (4.0 / 3.0 - MASS_POLE * (cosine * cosine) / TOTAL_MASS));
+    double x_acc = temp - POLE_MOMENT * theta_acc * cosine / TOTAL_MASS;
+
+    pole->x = pole->x + STEP_S * pole->x_dot;
+    pole->x_dot = pole->x_dot + STEP_S * x_acc;
+    pole->theta = pole->theta + STEP_S * pole->theta_dot;
+    pole->theta_dot = pole->theta_dot + STEP_S * theta_acc;
+    pole->steps++;
+
+    observe (pole, observation);
+    outcome->reward = 1;
+    outcome->terminated = pole->x < -X_LIMIT || pole->x > X_LIMIT || pole->theta < -THETA_LIMIT ||
+                          pole->theta > THETA_LIMIT;
+    outcome->truncated = pole->steps >= EPISODE_STEPS;
+    pole->playing = !outcome->terminated && !outcome->truncated;
+    return GQ_OK;
+}
+
+static void
+destroy (gq_env **env_p)
+{
+    free (*env_p);
+    *env_p = NULL;
+}
+
+static const gq_env_ops ops = {.destroy = destroy, .reset = reset, .step = step};
+
+gq_status
+gq_cartpole_create (gq_env **env_p, const gq_env_config *config, gq_error *error)
+{
+    *env_p = NULL;
+    if (config->set_count > 0)
+        return gq_fail (error, GQ_INVALID,
+                        "--env-set %s: the built-in CartPole-v1 takes no arguments; "
+                        "gym:CartPole-v1 takes Gymnasium's",
+                        config->sets[0]);
+    cartpole *pole = calloc (1, sizeof *pole);
+    if (pole == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory for CartPole-v1");
+    pole->env.ops = &ops;
+    pole->env.spec = (gq_env_spec){
+        .observation_rank = 1, .observation_shape = {4}, .observation_count = 4, .action_count = 2};
+    gq_random_seed (&pole->random, FIRST_SEED);
+    *env_p = &pole->env;
+    return GQ_OK;
+}
+
+void
+gq_cartpole_set_state (gq_env *env, const double state[4])
+{
+    cartpole *pole = (cartpole *)env;
+
+    assert (env->ops == &ops);
+    pole->x = state[0];
+    pole->x_dot = state[1];
+    pole->theta = state[2];
+    pole->theta_dot = state[3];
+    pole->steps = 0;
+    pole->playing = true;
+}
+
+void
+gq_cartpole_state (const gq_env *env, double state[4])
+{
+    const cartpole *pole = (const cartpole *)env;
+
+    assert (env->ops == &ops);
+    state[0] = pole->x;
+    state[1] = pole->x_dot;
+    state[2] = pole->theta;
+    state[3] = pole->theta_dot;
+}

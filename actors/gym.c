@@ -1,0 +1,414 @@
+/*
+ * Any Gymnasium environment, in a Python child process behind two pipes.  Step 0 of a gradient's
+ * path.
+ *
+ * Must never run after the process' first ZeroMQ call (it forks), never trust a byte of the child
+ * (it runs arbitrary packages), and never wait without an end for it.
+ *
+ * The child's program is actors/python/gym_bridge.py, which documents the protocol.  Its text is
+ * part of this object file and handed over with `python -c`: an installed gradq-actor then works
+ * wherever it lies, and program and bridge cannot be of different versions.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "env.h"
+#include "stats.h"
+
+__asm__(".pushsection .rodata\n"
+        ".global gq_gym_bridge_text\n"
+        ".hidden gq_gym_bridge_text\n"
+        "gq_gym_bridge_text:\n"
+        ".incbin \"actors/python/gym_bridge.py\"\n"
+        ".byte 0\n"
+        ".popsection\n");
+extern const char gq_gym_bridge_text[] __attribute__ ((visibility ("hidden")));
+
+#define CHILD_REQUESTS 3 /* descriptors that the bridge reads and writes */
+#define CHILD_ANSWERS  4
+#define TEXT_BYTES_MAX 1000 /* of an error answer; the bridge keeps below */
+#define POLL_MS        100  /* between two looks at `interrupted` */
+#define STOP_MS        2000 /* for env.close (); then SIGKILL */
+
+enum { REQUEST_RESET = 1, REQUEST_STEP = 2 };
+enum { ANSWER_SPEC = 1, ANSWER_STATE = 2, ANSWER_WRONG = 3, ANSWER_FAILED = 4 };
+
+typedef struct gym_request {
+    uint32_t kind, argument;
+    uint64_t seed;
+} gym_request;
+
+typedef struct gym_answer {
+    uint32_t kind, bytes;
+} gym_answer;
+
+typedef struct outcome_body {
+    double reward;
+    uint32_t terminated, truncated;
+} outcome_body;
+
+typedef struct gym_env {
+    gq_env env;
+    pid_t child;           /* 0: none */
+    int requests, answers; /* our ends, -1: none */
+    int step_timeout_ms;
+    bool (*interrupted) (void);
+    char name[128]; /* for messages */
+} gym_env;
+
+/* Wait until the child has written or gone. */
+static gq_status
+wait_readable (const gym_env *gym, uint64_t deadline_ns, gq_error *error)
+{
+    struct pollfd item = {.fd = gym->answers, .events = POLLIN};
+
+    for (;;) {
+        if (gym->interrupted != NULL && gym->interrupted ())
+            return gq_fail (error, GQ_CLOSED, "interrupted");
+        int ready = poll (&item, 1, POLL_MS);
+        if (ready > 0)
+            return GQ_OK;
+        if (ready < 0 && errno != EINTR)
+            return gq_fail (error, GQ_IO, "gym:%s: poll: %s", gym->name, strerror (errno));
+        if (gq_now_ns () >= deadline_ns)
+            return gq_fail (error, GQ_TIMEOUT,
+                            "gym:%s: the Python process does not answer; it is stuck in the "
+                            "environment",
+                            gym->name);
+    }
+}
+
+static gq_status
+read_all (const gym_env *gym, void *bytes, size_t size, uint64_t deadline_ns, gq_error *error)
+{
+    uint8_t *next = bytes;
+
+    while (size > 0) {
+        gq_status status = wait_readable (gym, deadline_ns, error);
+        if (status != GQ_OK)
+            return status;
+        ssize_t got = read (gym->answers, next, size);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return gq_fail (error, GQ_IO, "gym:%s: read: %s", gym->name, strerror (errno));
+        if (got == 0)
+            return gq_fail (error, GQ_IO,
+                            "gym:%s: the Python process has ended; its last words are on stderr",
+                            gym->name);
+        next += got;
+        size -= (size_t)got;
+    }
+    return GQ_OK;
+}
+
+/* An error answer's text into *error. */
+static gq_status
+read_text (const gym_env *gym, const gym_answer *head, uint64_t deadline_ns, gq_error *error)
+{
+    char text[TEXT_BYTES_MAX + 1] = "";
+
+    if (head->bytes > TEXT_BYTES_MAX)
+        return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", gym->name);
+    gq_status status = read_all (gym, text, head->bytes, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    return gq_fail (error, head->kind == ANSWER_WRONG ? GQ_INVALID : GQ_IO, "gym:%s: %s", gym->name,
+                    text);
+}
+
+/* The head of an answer that must be of `kind`. */
+static gq_status
+read_head (const gym_env *gym, uint32_t kind, gym_answer *head, uint64_t deadline_ns,
+           gq_error *error)
+{
+    gq_status status = read_all (gym, head, sizeof *head, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    if (head->kind == ANSWER_WRONG || head->kind == ANSWER_FAILED)
+        return read_text (gym, head, deadline_ns, error);
+    if (head->kind != kind)
+        return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", gym->name);
+    return GQ_OK;
+}
+
+static uint64_t
+deadline_after (int timeout_ms)
+{
+    return gq_now_ns () + (uint64_t)timeout_ms * 1000000u;
+}
+
+/* One request and its state. */
+static gq_status
+ask (gym_env *gym, const gym_request *request, float *observation, outcome_body *outcome,
+     gq_error *error)
+{
+    uint64_t deadline_ns = deadline_after (gym->step_timeout_ms);
+    size_t observation_bytes = gym->env.spec.observation_count * sizeof *observation;
+    ssize_t sent;
+    gym_answer head;
+
+    /* 16 bytes fit the pipe: the child answers each request before the next is written. */
+    do
+        sent = write (gym->requests, request, sizeof *request);
+    while (sent < 0 && errno == EINTR);
+    if (sent < 0 && errno != EPIPE) /* EPIPE: its last words may wait to be read */
+        return gq_fail (error, GQ_IO, "gym:%s: write: %s", gym->name, strerror (errno));
+    gq_status status = read_head (gym, ANSWER_STATE, &head, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    if (head.bytes != sizeof *outcome + observation_bytes)
+        return gq_fail (error, GQ_IO, "gym:%s: an observation of %u bytes came, its space says %zu",
+                        gym->name, head.bytes - (uint32_t)sizeof *outcome, observation_bytes);
+    status = read_all (gym, outcome, sizeof *outcome, deadline_ns, error);
+    if (status == GQ_OK)
+        status = read_all (gym, observation, observation_bytes, deadline_ns, error);
+    return status;
+}
+
+static gq_status
+reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *error)
+{
+    gym_request request = {
+        .kind = REQUEST_RESET, .argument = seed != NULL, .seed = seed != NULL ? *seed : 0};
+    outcome_body outcome;
+
+    return ask ((gym_env *)env, &request, observation, &outcome, error);
+}
+
+static gq_status
+step (gq_env *env, uint32_t action, float *observation, gq_env_outcome *outcome, gq_error *error)
+{
+    gym_request request = {.kind = REQUEST_STEP, .argument = action};
+    outcome_body body;
+
+    assert (action < env->spec.action_count);
+    gq_status status = ask ((gym_env *)env, &request, observation, &body, error);
+    if (status == GQ_OK && !isfinite (body.reward))
+        status = gq_fail (error, GQ_IO, "gym:%s: the environment's reward is not finite",
+                          ((gym_env *)env)->name);
+    if (status == GQ_OK) {
+        outcome->reward = (float)body.reward;
+        outcome->terminated = body.terminated != 0;
+        outcome->truncated = body.truncated != 0;
+    }
+    return status;
+}
+
+/* The closed pipe ends the child; SIGKILL if it does not let itself be ended. */
+static void
+reap (pid_t child)
+{
+    int descriptor = pidfd_open (child, 0);
+    struct pollfd item = {.fd = descriptor, .events = POLLIN};
+    uint64_t deadline_ns = deadline_after (STOP_MS);
+    int ready = -1;
+
+    while (descriptor >= 0 && ready <= 0 && gq_now_ns () < deadline_ns)
+        ready = poll (&item, 1, POLL_MS);
+    if (ready <= 0)
+        kill (child, SIGKILL);
+    while (waitpid (child, NULL, 0) < 0 && errno == EINTR)
+        ;
+    if (descriptor >= 0)
+        close (descriptor);
+}
+
+static void
+destroy (gq_env **env_p)
+{
+    gym_env *self = (gym_env *)*env_p;
+
+    if (self->requests >= 0)
+        close (self->requests);
+    if (self->answers >= 0)
+        close (self->answers);
+    if (self->child > 0)
+        reap (self->child);
+    free (self);
+    *env_p = NULL;
+}
+
+static const gq_env_ops ops = {.destroy = destroy, .reset = reset, .step = step};
+
+/* The interpreter: as told, or build/venv beside the program (one level up from the builds with
+ * sanitizers and the tests), or python3 of the PATH. */
+static void
+find_python (const char *told, char *path, size_t size)
+{
+    static const char *const beside[] = {"venv/bin/python", "../venv/bin/python"};
+    char directory[512];
+
+    if (told != NULL) {
+        snprintf (path, size, "%s", told);
+        return;
+    }
+    ssize_t length = readlink ("/proc/self/exe", directory, sizeof directory - 1);
+    for (size_t i = 0; length > 0 && i < sizeof beside / sizeof beside[0]; i++) {
+        directory[length] = '\0';
+        *strrchr (directory, '/') = '\0';
+        snprintf (path, size, "%s/%s", directory, beside[i]);
+        if (access (path, X_OK) == 0)
+            return;
+        length = (ssize_t)strlen (directory);
+        directory[length++] = '/';
+    }
+    snprintf (path, size, "python3");
+}
+
+/* In the child, between fork and exec: async-signal-safe calls only.  Writes errno to `failed`,
+ * which exec closes when all went well. */
+static _Noreturn void
+run_child (const int requests[2], const int answers[2], int failed, pid_t parent,
+           char *const arguments[])
+{
+    /* Die with the actor, even when that was killed; it may have gone before the call. */
+    int wrong = prctl (PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid () != parent;
+    /* What Python or a package prints goes to stderr; the high copies survive the dup2 on 3, 4. */
+    int from = fcntl (requests[0], F_DUPFD_CLOEXEC, 10),
+        to = fcntl (answers[1], F_DUPFD_CLOEXEC, 10);
+    int saved = fcntl (failed, F_DUPFD_CLOEXEC, 10);
+    int null = open ("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    wrong = wrong || null < 0 || saved < 0 || dup2 (null, STDIN_FILENO) < 0 ||
+            dup2 (STDERR_FILENO, STDOUT_FILENO) < 0 || dup2 (from, CHILD_REQUESTS) < 0 ||
+            dup2 (to, CHILD_ANSWERS) < 0;
+    if (!wrong)
+        execvp (arguments[0], arguments);
+    int reason = errno;
+    ssize_t written = write (saved >= 0 ? saved : failed, &reason, sizeof reason);
+    (void)written;
+    _exit (127);
+}
+
+/* Fork and exec.  GQ_OK: self->child runs. */
+static gq_status
+spawn (gym_env *self, char *const arguments[], gq_error *error)
+{
+    int requests[2], answers[2], failed[2], reason = 0;
+    pid_t parent = getpid ();
+
+    if (pipe2 (requests, O_CLOEXEC) != 0)
+        return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
+    self->requests = requests[1];
+    if (pipe2 (answers, O_CLOEXEC) != 0) {
+        close (requests[0]);
+        return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
+    }
+    self->answers = answers[0];
+    if (pipe2 (failed, O_CLOEXEC) != 0) {
+        close (requests[0]), close (answers[1]);
+        return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
+    }
+    pid_t child = fork ();
+    if (child == 0)
+        run_child (requests, answers, failed[1], parent, arguments);
+    reason = child < 0 ? errno : 0;
+    close (requests[0]), close (answers[1]), close (failed[1]);
+    if (child > 0) {
+        self->child = child;
+        ssize_t got; /* ends at exec, at the latest when the child ends */
+        do
+            got = read (failed[0], &reason, sizeof reason);
+        while (got < 0 && errno == EINTR);
+    }
+    close (failed[0]);
+    if (reason != 0)
+        return gq_fail (error, child > 0 ? GQ_INVALID : GQ_IO,
+                        "gym:%s: cannot run '%s': %s; name a Python interpreter with --python or "
+                        "GRADQ_PYTHON",
+                        self->name, arguments[0], strerror (reason));
+    return GQ_OK;
+}
+
+static gq_status
+read_spec (gym_env *self, int timeout_ms, gq_error *error)
+{
+    struct {
+        uint32_t rank, action_count;
+        uint64_t shape[GQ_RANK_MAX];
+    } body;
+    size_t fixed = sizeof body - sizeof body.shape;
+    gq_env_spec *spec = &self->env.spec;
+    uint64_t deadline_ns = deadline_after (timeout_ms);
+    gym_answer head;
+
+    gq_status status = read_head (self, ANSWER_SPEC, &head, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    if (head.bytes < fixed || head.bytes > sizeof body)
+        return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", self->name);
+    status = read_all (self, &body, head.bytes, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    if (body.rank > GQ_RANK_MAX || head.bytes != fixed + body.rank * sizeof body.shape[0])
+        return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", self->name);
+    spec->observation_rank = body.rank;
+    spec->observation_count = 1;
+    spec->action_count = body.action_count;
+    for (uint32_t i = 0; i < body.rank; i++) {
+        spec->observation_shape[i] = body.shape[i];
+        if (body.shape[i] == 0 || body.shape[i] > GQ_ENV_OBSERVATION_MAX ||
+            (spec->observation_count *= body.shape[i]) > GQ_ENV_OBSERVATION_MAX)
+            return gq_fail (error, GQ_INVALID, "gym:%s: observations may hold 1 to %llu numbers",
+                            self->name, (unsigned long long)GQ_ENV_OBSERVATION_MAX);
+    }
+    if (body.action_count < 1 || body.action_count > GQ_ENV_ACTIONS_MAX)
+        return gq_fail (error, GQ_INVALID, "gym:%s: %u actions; gradq takes 1 to %d", self->name,
+                        body.action_count, GQ_ENV_ACTIONS_MAX);
+    return GQ_OK;
+}
+
+gq_status
+gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_error *error)
+{
+    char python[1024];
+
+    *env_p = NULL;
+    size_t count = 0;
+    char **arguments = calloc (config->set_count + 6, sizeof *arguments);
+    gym_env *self = calloc (1, sizeof *self);
+    if (arguments == NULL || self == NULL) {
+        free (arguments);
+        free (self);
+        return gq_fail (error, GQ_MEMORY, "out of memory for gym:%s", id);
+    }
+    self->env.ops = &ops;
+    self->requests = self->answers = -1;
+    self->step_timeout_ms = config->step_timeout_ms;
+    self->interrupted = config->interrupted;
+    snprintf (self->name, sizeof self->name, "%s", id);
+
+    find_python (config->python, python, sizeof python);
+    /* -u: what an environment prints shows at once.  exec only reads, whatever its type says. */
+    arguments[count++] = python;
+    arguments[count++] = (char[]){"-u"};
+    arguments[count++] = (char[]){"-c"};
+    arguments[count++] = (char *)(uintptr_t)gq_gym_bridge_text;
+    arguments[count++] = (char *)(uintptr_t)id;
+    for (size_t i = 0; i < config->set_count; i++)
+        arguments[count++] = (char *)(uintptr_t)config->sets[i];
+    /* calloc left the NULL that ends the list. */
+    gq_env *env = &self->env;
+    gq_status status = spawn (self, arguments, error);
+    free (arguments);
+    if (status == GQ_OK)
+        status = read_spec (self, config->start_timeout_ms, error);
+    if (status != GQ_OK) {
+        destroy (&env);
+        return status;
+    }
+    *env_p = env;
+    return GQ_OK;
+}

@@ -1,0 +1,286 @@
+/*
+ * The job of training: weights in, a rollout, its gradient out.  Steps 0, 1 and 7 of a gradient's
+ * path, the actor's loop around all of them.
+ *
+ * Must never call the client between taking weights and committing the gradient: the weights are
+ * used in place, so one rollout sees one version, without a copy.  Must never end because the
+ * optimizer is away: it waits, and says so.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gradq/gradq.h"
+#include "jobs.h"
+#include "log.h"
+#include "rollout.h"
+#include "stats.h"
+
+#define RETURNS_KEPT    100                   /* episodes behind return_mean; CartPole's own rule */
+#define LOG_INTERVAL_NS UINT64_C (5000000000) /* of progress lines: a person reads them */
+#define LSTM_HIDDEN     256 /* of the original agent, when --hidden is not given */
+
+typedef struct trainer {
+    gq_env *env;
+    gq_net *net;
+    gq_client *client;
+    gq_rollout *rollout;
+    uint32_t actor;
+    uint32_t rollout_steps;
+    uint64_t steps_max;
+    int metrics_fd; /* -1: none */
+    double returns[RETURNS_KEPT];
+    uint64_t episode_count;
+    uint64_t version;           /* of the weights last played with */
+    uint64_t log_ns, log_steps; /* at the last progress line */
+} trainer;
+
+static gq_status
+make_net (trainer *self, const gq_options *options, gq_error *error)
+{
+    const gq_net_ops *ops = gq_net_named (gq_options_text (options, "net"));
+    const gq_env_spec *spec = &self->env->spec;
+    gq_net_config config = {.observation_rank = spec->observation_rank,
+                            .action_count = spec->action_count,
+                            .hidden = (uint32_t)gq_options_count (options, "hidden"),
+                            .rollout_max = self->rollout_steps};
+
+    memcpy (config.observation_shape, spec->observation_shape, sizeof config.observation_shape);
+    if (ops == &gq_net_conv_lstm && !gq_options_given (options, "hidden"))
+        config.hidden = LSTM_HIDDEN;
+    return ops->create (&self->net, &config, error);
+}
+
+static gq_status
+open_client (trainer *self, const gq_options *options, gq_error *error)
+{
+    gq_client_config config = GQ_CLIENT_CONFIG;
+    uint64_t actor = gq_options_count (options, "actor");
+    float *initial = calloc (self->net->element_count, sizeof *initial);
+
+    if (initial == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory for %" PRIu64 " parameters",
+                        self->net->element_count);
+    /* Of the run's seed alone: all actors propose the same, so it does not matter who is first. */
+    self->net->ops->initialise (self->net, gq_options_count (options, "seed"), initial);
+    config.address = gq_options_text (options, "address");
+    config.actor = actor == UINT64_MAX ? GQ_ACTOR_ANY : (uint32_t)actor;
+    config.window = (uint32_t)gq_options_count (options, "window");
+    config.timeout_ms = (int)gq_options_count (options, "timeout-ms");
+    config.lane = gq_options_text (options, "lane");
+    config.tensors = self->net->tensors;
+    config.tensor_count = self->net->tensor_count;
+    config.initial = initial;
+    config.interrupted = gq_stop_requested;
+    gq_status status = gq_client_open (&self->client, &config, error);
+    free (initial);
+    if (status == GQ_OK)
+        self->actor = gq_client_actor (self->client);
+    return status;
+}
+
+static gq_status
+make_rollout (trainer *self, const gq_options *options, gq_error *error)
+{
+    gq_rollout_config config = {
+        .net = self->net,
+        .env = self->env,
+        .steps_max = self->rollout_steps,
+        .seed = gq_random_stream (gq_options_count (options, "seed"), self->actor),
+        .loss = {.gamma = gq_options_number (options, "gamma"),
+                 .lambda = gq_options_number (options, "lambda"),
+                 .value_weight = gq_options_number (options, "value-weight"),
+                 .entropy_weight = gq_options_number (options, "entropy-weight"),
+                 .mean = strcmp (gq_options_text (options, "reduction"), "mean") == 0},
+        .interrupted = gq_stop_requested};
+
+    return gq_rollout_create (&self->rollout, &config, error);
+}
+
+static gq_status
+open_metrics (trainer *self, const gq_options *options, gq_error *error)
+{
+    const char *path = gq_options_text (options, "metrics");
+
+    if (path == NULL)
+        return GQ_OK;
+    self->metrics_fd = open (path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (self->metrics_fd < 0)
+        return gq_fail (error, GQ_IO, "--metrics %s: %s", path, strerror (errno));
+    return GQ_OK;
+}
+
+/* One line by one write: several actors may append to one file. */
+static void
+write_episode (trainer *self, const gq_episode *episode)
+{
+    char line[512];
+
+    if (self->metrics_fd < 0)
+        return;
+    int length =
+        snprintf (line, sizeof line,
+                  "{\"time\":%.3f,\"actor\":%" PRIu32 ",\"steps\":%" PRIu64 ",\"episode\":%" PRIu64
+                  ",\"return\":%.9g,\"length\":%" PRIu64 ",\"version\":%" PRIu64 "}\n",
+                  (double)gq_wall_ns () * 1e-9, self->actor, episode->end_step, self->episode_count,
+                  episode->reward_sum, episode->length, self->version);
+    if (write (self->metrics_fd, line, (size_t)length) != length) {
+        /* Learning is worth more than its record. */
+        gq_log (GQ_LOG_ERROR, "metrics cannot be written; no more will be", "reason", "s",
+                strerror (errno), NULL);
+        close (self->metrics_fd);
+        self->metrics_fd = -1;
+    }
+}
+
+static double
+return_mean (const trainer *self)
+{
+    size_t count = self->episode_count < RETURNS_KEPT ? (size_t)self->episode_count : RETURNS_KEPT;
+    double sum = 0;
+
+    for (size_t i = 0; i < count; i++)
+        sum += self->returns[i];
+    return count > 0 ? sum / (double)count : 0;
+}
+
+/* Tell file and monitor about the rollout just played. */
+static void
+report (trainer *self)
+{
+    size_t count;
+    const gq_episode *episodes = gq_rollout_episodes (self->rollout, &count);
+
+    for (size_t i = 0; i < count; i++) {
+        self->returns[self->episode_count++ % RETURNS_KEPT] = episodes[i].reward_sum;
+        write_episode (self, &episodes[i]);
+    }
+    if (count > 0) {
+        gq_client_metric (self->client, "return_mean", return_mean (self));
+        gq_client_metric (self->client, "episodes", (double)self->episode_count);
+    }
+    gq_client_metric (self->client, "steps", (double)gq_rollout_steps (self->rollout));
+}
+
+static void
+log_progress (trainer *self)
+{
+    uint64_t now_ns = gq_now_ns (), steps = gq_rollout_steps (self->rollout);
+
+    if (now_ns - self->log_ns < LOG_INTERVAL_NS)
+        return;
+    gq_client_counts counts = gq_client_count (self->client);
+    gq_log (GQ_LOG_INFO, "progress", "actor", "u", (uint64_t)self->actor, "steps", "u", steps,
+            "steps_per_s", "f",
+            (double)(steps - self->log_steps) * 1e9 / (double)(now_ns - self->log_ns), "episodes",
+            "u", self->episode_count, "return_mean", "f", return_mean (self), "version", "u",
+            self->version, "pushed", "u", counts.pushed, "refused", "u", counts.refused, "lost",
+            "u", counts.lost, NULL);
+    self->log_ns = now_ns;
+    self->log_steps = steps;
+}
+
+/* Send the reserved gradient, and wait for its step where the run is synchronous.  Time-outs are
+ * tried again for ever: the supervisor brings the optimizer back. */
+static gq_status
+send_gradient (trainer *self, uint32_t samples, gq_error *error)
+{
+    uint64_t sequence = 0;
+    gq_status status;
+
+    while ((status = gq_client_commit (self->client, samples, &sequence)) == GQ_TIMEOUT)
+        gq_log (GQ_LOG_WARNING, "no room for a gradient; trying again", "actor", "u",
+                (uint64_t)self->actor, "hint", "s", gq_status_text (status), NULL);
+    if (status == GQ_OK && gq_client_max_staleness (self->client) == 0)
+        while ((status = gq_client_wait (self->client, sequence)) == GQ_TIMEOUT)
+            gq_log (GQ_LOG_WARNING, "no step yet; waiting on", "actor", "u", (uint64_t)self->actor,
+                    "hint", "s", gq_status_text (status), NULL);
+    if (status != GQ_OK)
+        gq_fail (error, status, "cannot send a gradient: %s", gq_status_text (status));
+    return status;
+}
+
+static gq_status
+train (trainer *self, gq_error *error)
+{
+    gq_status status = GQ_OK;
+
+    while (status == GQ_OK) {
+        uint64_t left = self->steps_max - gq_rollout_steps (self->rollout);
+        if (left == 0)
+            break;
+        uint32_t steps = left < self->rollout_steps ? (uint32_t)left : self->rollout_steps;
+        gq_weights weights;
+        float *gradient = gq_client_reserve (self->client);
+        if (gradient == NULL)
+            return gq_fail (error, GQ_MEMORY, "out of memory for a gradient");
+        status = gq_client_weights (self->client, &weights);
+        if (status != GQ_OK)
+            return gq_fail (error, status, "cannot take weights: %s", gq_status_text (status));
+        self->version = weights.version;
+        status = gq_rollout_play (self->rollout, weights.data, steps, gradient, NULL, error);
+        if (status == GQ_OK)
+            status = send_gradient (self, steps, error);
+        if (status == GQ_OK) {
+            report (self);
+            log_progress (self);
+        }
+    }
+    return status;
+}
+
+static gq_status
+run (trainer *self, const gq_options *options, gq_error *error)
+{
+    /* The environment first: it may fork, which ZeroMQ forbids after its first call. */
+    gq_status status = gq_env_from_options (&self->env, options, error);
+
+    if (status == GQ_OK)
+        status = make_net (self, options, error);
+    if (status == GQ_OK)
+        status = open_metrics (self, options, error);
+    if (status == GQ_OK)
+        status = open_client (self, options, error);
+    if (status == GQ_OK)
+        status = make_rollout (self, options, error);
+    if (status != GQ_OK)
+        return status;
+    gq_log (GQ_LOG_INFO, "training", "actor", "u", (uint64_t)self->actor, "env", "s",
+            gq_options_text (options, "env"), "net", "s", self->net->ops->name, "parameters", "u",
+            self->net->element_count, "seed", "u", gq_options_count (options, "seed"), NULL);
+    self->log_ns = gq_now_ns ();
+    return train (self, error);
+}
+
+gq_status
+gq_job_train (const gq_options *options, gq_error *error)
+{
+    uint64_t actor = gq_options_count (options, "actor");
+    trainer self = {.metrics_fd = -1,
+                    .rollout_steps = (uint32_t)gq_options_count (options, "rollout"),
+                    .steps_max = gq_options_count (options, "max-steps")};
+
+    if (actor != UINT64_MAX && actor >= GQ_ACTORS_MAX)
+        return gq_fail (error, GQ_INVALID, "--actor %" PRIu64 ": identities go from 0 to %d", actor,
+                        GQ_ACTORS_MAX - 1);
+    gq_status status = run (&self, options, error);
+    if (status == GQ_CLOSED) /* asked to stop is a good end */
+        status = GQ_OK;
+    if (self.client != NULL) {
+        gq_client_close (&self.client);
+        gq_log (GQ_LOG_INFO, "stopped", "actor", "u", (uint64_t)self.actor, "steps", "u",
+                self.rollout != NULL ? gq_rollout_steps (self.rollout) : 0, "episodes", "u",
+                self.episode_count, NULL);
+    }
+    gq_rollout_destroy (&self.rollout);
+    if (self.net != NULL)
+        self.net->ops->destroy (&self.net);
+    gq_env_destroy (&self.env);
+    if (self.metrics_fd >= 0)
+        close (self.metrics_fd);
+    return status;
+}

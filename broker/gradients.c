@@ -1,0 +1,170 @@
+/*
+ * Gradient thread.  One loop: read while there is room, hand on while somebody takes.
+ *
+ * Full means that it stops reading: PUSH then blocks the actors.  It must never drop an admitted
+ * frame while it lives, and never wait for either side: the weights have a thread of their own.
+ */
+#include "gradients.h"
+
+#include "bind.h"
+#include "frame.h"
+#include "log.h"
+#include "socket.h"
+#include "stats.h"
+
+/* Frames moved per phase of the loop: enough to spread the cost of a poll, few enough that the
+ * other phases and STATS wait only microseconds. */
+#define BATCH_MAX 64
+/* A bound socket that is never polled leaks the pipes of peers that left. */
+#define IDLE_MS 1000
+
+typedef struct gradient_thread {
+    zsock_t *in;    /* PULL, bound */
+    zsock_t *out;   /* PUSH, bound */
+    gq_queue *queue;
+    zmq_msg_t hand; /* read, but more bytes than the queue has room for now */
+    bool holding;
+} gradient_thread;
+
+static bool
+open_gradients (gradient_thread *self, gq_gradients_config *config)
+{
+    self->queue = gq_queue_new (config->capacity, config->bytes_capacity);
+    if (self->queue == NULL) {
+        gq_fail (&config->error, GQ_MEMORY, "no memory for a queue of %llu gradients",
+                 (unsigned long long) config->capacity);
+        return false;
+    }
+    /* Small buffers on both sides: what is not in the queue has not left the actor yet. */
+    const gq_socket_options in = {.type = ZMQ_PULL,
+                                  .send_hwm = 1,
+                                  .receive_hwm = 1,
+                                  .buffer_bytes = 64 * 1024,
+                                  .message_bytes_max = (int64_t) config->bytes_capacity};
+    gq_socket_options out = in;
+    out.type = ZMQ_PUSH;
+    self->in = gq_bind (&in, config->in, &config->error);
+    if (self->in != NULL)
+        self->out = gq_bind (&out, config->out, &config->error);
+    return self->out != NULL;
+}
+
+static void
+close_gradients (gradient_thread *self)
+{
+    if (self->queue != NULL && gq_queue_count (self->queue).depth > 0)
+        gq_log (GQ_LOG_WARNING, "gradients discarded at exit", "count", "u",
+                gq_queue_count (self->queue).depth + (self->holding ? 1u : 0u), NULL);
+    if (self->holding)
+        zmq_msg_close (&self->hand);
+    zsock_destroy (&self->in);
+    zsock_destroy (&self->out);
+    gq_queue_free (&self->queue);
+}
+
+/* Admit the frame in hand.  false: the queue is full and the hand still holds it. */
+static bool
+admit (gradient_thread *self)
+{
+    gq_status status = gq_queue_push (self->queue, &self->hand, gq_now_ns ());
+    if (status == GQ_FULL)
+        return false;
+    if (status != GQ_OK)
+        gq_log (GQ_LOG_DEBUG, "frame refused", "reason", "s", gq_status_name (status), "bytes", "u",
+                (uint64_t) zmq_msg_size (&self->hand), NULL);
+    zmq_msg_close (&self->hand);
+    self->holding = false;
+    return true;
+}
+
+/* A frame's size shows only once it is read, so the byte bound may leave one in the hand; the bound
+ * in frames is kept by not reading. */
+static bool
+readable (const gradient_thread *self)
+{
+    gq_queue_counts counts = gq_queue_count (self->queue);
+    return !self->holding && counts.depth < counts.capacity;
+}
+
+static void
+take_in (gradient_thread *self)
+{
+    void *in = zsock_resolve (self->in);
+    for (int i = 0; i < BATCH_MAX; i++) {
+        if (!self->holding) {
+            if (!readable (self))
+                return;
+            zmq_msg_init (&self->hand);
+            if (zmq_msg_recv (&self->hand, in, ZMQ_DONTWAIT) < 0) {
+                zmq_msg_close (&self->hand);
+                return;
+            }
+            if (!gq_socket_whole (in)) {
+                gq_queue_refuse (self->queue);
+                zmq_msg_close (&self->hand);
+                continue;
+            }
+            self->holding = true;
+        }
+        if (!admit (self))
+            return;
+    }
+}
+
+static void
+hand_on (gradient_thread *self)
+{
+    for (int i = 0; i < BATCH_MAX; i++) {
+        zmq_msg_t *front = gq_queue_front (self->queue);
+        if (front == NULL || zmq_msg_send (front, zsock_resolve (self->out), ZMQ_DONTWAIT) < 0)
+            return;
+        gq_queue_pop (self->queue);
+    }
+}
+
+/* false: time to end. */
+static bool
+handle_pipe (gradient_thread *self, zsock_t *pipe)
+{
+    char *command = zstr_recv (pipe);
+    bool more = command != NULL && !streq (command, "$TERM");
+    if (more && streq (command, "STATS")) {
+        zframe_t *answer = zframe_new (NULL, sizeof (gq_gradients_stats));
+        gq_gradients_stats *stats = (gq_gradients_stats *) (void *) zframe_data (answer);
+        stats->queue = gq_queue_count (self->queue);
+        memcpy (stats->actors, gq_queue_actors (self->queue), sizeof stats->actors);
+        zframe_send (&answer, pipe, 0);
+    }
+    zstr_free (&command);
+    return more;
+}
+
+static void
+run (zsock_t *pipe, void *arguments)
+{
+    gradient_thread self = {0};
+    bool open = open_gradients (&self, arguments);
+    zsock_signal (pipe, open ? 0 : 1);
+    for (bool more = open; more;) {
+        zmq_pollitem_t items[]
+            = {{.socket = zsock_resolve (pipe), .events = ZMQ_POLLIN},
+               {.socket = zsock_resolve (self.in), .events = readable (&self) ? ZMQ_POLLIN : 0},
+               {.socket = zsock_resolve (self.out),
+                .events = gq_queue_front (self.queue) != NULL ? ZMQ_POLLOUT : 0}};
+        if (zmq_poll (items, 3, IDLE_MS) < 0 && errno != EINTR)
+            break;
+        if (items[0].revents)
+            more = handle_pipe (&self, pipe);
+        if (items[2].revents)
+            hand_on (&self);
+        take_in (&self);
+        hand_on (&self);
+    }
+    close_gradients (&self);
+}
+
+zactor_t *
+gq_gradients_start (gq_gradients_config *config)
+{
+    return gq_thread_start (run, config, &config->error);
+}

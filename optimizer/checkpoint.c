@@ -1,0 +1,174 @@
+/*
+ * Checkpoint writer.  A checkpoint is made of the core's own memory: nothing is copied before it is
+ * in the file, so the optimizer waits for the write.
+ */
+#include "checkpoint.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "checkpoint_internal.h"
+#include "hex.h"
+#include "safetensors.h"
+
+/* Entries of __metadata__: the fixed ones, scalars, settings of rule and host. */
+#define META_MAX (16 + GQ_SCALARS_MAX + GQ_SETTINGS_MAX + 8)
+#define META_TEXT_MAX 128
+
+/* Everything that a file is made of, while it is being made. */
+typedef struct draft {
+    gq_tensor *tensors;
+    size_t tensor_count;
+    char (*names)[GQ_NAME_MAX * 2]; /* "<slot>.<param>" */
+    gq_meta meta[META_MAX];
+    char keys[META_MAX][META_TEXT_MAX];
+    char values[META_MAX][META_TEXT_MAX];
+    size_t meta_count;
+    char *layout;
+} draft;
+
+static void
+add_meta (draft *self, const char *key, const char *value)
+{
+    if (self->meta_count == META_MAX)
+        return;
+    size_t i = self->meta_count++;
+    snprintf (self->keys[i], META_TEXT_MAX, "%s", key);
+    snprintf (self->values[i], META_TEXT_MAX, "%s", value);
+    self->meta[i] = (gq_meta) {.key = self->keys[i], .value = self->values[i]};
+}
+
+static void
+add_number (draft *self, const char *key, uint64_t value)
+{
+    char text[32];
+    snprintf (text, sizeof text, "%llu", (unsigned long long) value);
+    add_meta (self, key, text);
+}
+
+/* The parameters of the layout, taken from `vector`, under `prefix` ("" or "exp_avg."). */
+static void
+add_vector (draft *self, const gq_layout *layout, const float *vector, const char *prefix)
+{
+    for (size_t i = 0; i < layout->tensor_count; i++) {
+        const gq_tensor_shape *shape = &layout->tensors[i];
+        uint64_t elements = gq_tensor_elements (shape);
+        size_t k = self->tensor_count++;
+        snprintf (self->names[k], sizeof self->names[k], "%s%s", prefix, shape->name);
+        self->tensors[k] = (gq_tensor) {.name = self->names[k],
+                                        .dtype = GQ_DTYPE_F32,
+                                        .rank = shape->rank,
+                                        .element_count = elements,
+                                        .data = vector,
+                                        .bytes = elements * sizeof *vector};
+        memcpy (self->tensors[k].shape, shape->shape, sizeof shape->shape);
+        vector += elements;
+    }
+}
+
+static void
+describe_rule (draft *self, gq_rule *rule)
+{
+    const gq_optimizer *plugin = gq_rule_plugin (rule);
+    char key[META_TEXT_MAX];
+    char value[64];
+    const char *name;
+    add_meta (self, "optimizer", plugin->name);
+    add_number (self, "optimizer_steps", gq_rule_steps (rule));
+    for (size_t i = 0; i < gq_rule_scalar_count (rule); i++) {
+        snprintf (key, sizeof key, "scalar.%s", plugin->scalars[i]);
+        snprintf (value, sizeof value, "%.17g", gq_rule_scalars (rule)[i]);
+        add_meta (self, key, value);
+    }
+    for (size_t i = 0; gq_rule_setting (rule, i, &name, value); i++) {
+        snprintf (key, sizeof key, "set.%s", name);
+        add_meta (self, key, value);
+    }
+}
+
+static void
+draft_free (draft *self)
+{
+    free (self->tensors);
+    free (self->names);
+    free (self->layout);
+}
+
+static gq_status
+draft_fill (draft *self, gq_core *core)
+{
+    size_t slots = gq_rule_slot_count (core->rule);
+    size_t tensors = core->layout.tensor_count * (1 + slots);
+    self->tensors = calloc (tensors, sizeof *self->tensors);
+    self->names = calloc (tensors, sizeof *self->names);
+    json_t *layout = gq_layout_to_json (&core->layout);
+    self->layout = layout == NULL ? NULL : json_dumps (layout, JSON_COMPACT);
+    json_decref (layout);
+    if (self->tensors == NULL || self->names == NULL || self->layout == NULL)
+        return GQ_MEMORY;
+    add_vector (self, &core->layout, gq_buffers_current (core->buffers), "");
+    for (size_t i = 0; i < slots; i++) {
+        char prefix[GQ_NAME_MAX];
+        snprintf (prefix, sizeof prefix, "%s.", gq_rule_plugin (core->rule)->slots[i]);
+        add_vector (self, &core->layout, gq_rule_slot (core->rule, i), prefix);
+    }
+    char run[2 * GQ_RUN_ID_BYTES + 1];
+    char hash[32];
+    gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
+    snprintf (hash, sizeof hash, "%016llx",
+              (unsigned long long) gq_checkpoint_hash (self->tensors, self->tensor_count));
+    add_meta (self, "format", GQ_CHECKPOINT_FORMAT);
+    add_meta (self, "run", run);
+    add_number (self, "term", core->term);
+    add_number (self, "version", core->version);
+    add_number (self, "applied", core->applied);
+    add_meta (self, "data_xxh64", hash);
+    describe_rule (self, core->rule);
+    self->meta[self->meta_count++] = (gq_meta) {.key = "layout", .value = self->layout};
+    return GQ_OK;
+}
+
+static void
+delete_old (const char *directory, uint64_t kept)
+{
+    uint64_t *versions;
+    size_t count = gq_checkpoint_list (directory, &versions);
+    char path[PATH_MAX];
+    for (size_t i = kept; i < count; i++)
+        if (gq_checkpoint_path (path, directory, versions[i]))
+            unlink (path);
+    free (versions);
+}
+
+gq_status
+gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept, char *path,
+                     gq_error *error)
+{
+    char local[PATH_MAX];
+    if (path == NULL)
+        path = local;
+    if (mkdir (directory, 0755) != 0 && errno != EEXIST)
+        return gq_fail (error, GQ_IO, "cannot create %s: %s", directory, strerror (errno));
+    if (!gq_checkpoint_path (path, directory, core->version))
+        return gq_fail (error, GQ_IO, "the run directory's name is too long");
+    draft *self = calloc (1, sizeof *self);
+    if (self == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    gq_status status = draft_fill (self, core);
+    if (status != GQ_OK)
+        gq_fail (error, status, "out of memory");
+    else
+        status = gq_safetensors_write (path, self->tensors, self->tensor_count, self->meta,
+                                       self->meta_count, error);
+    draft_free (self);
+    free (self);
+    if (status == GQ_OK)
+        delete_old (directory, kept);
+    return status;
+}

@@ -1,0 +1,41 @@
+/*
+ * Checkpoints: the whole state of a run as a safetensors file that Python opens.  Beside step 5 of
+ * a gradient's path.
+ *
+ * `<param>` holds the weights, `<slot>.<param>` each state slot; __metadata__ has the layout, rule
+ * and settings, scalars, version, applied, term, run id, and an XXH64 of all tensor data.
+ */
+#ifndef GQ_CHECKPOINT_H
+#define GQ_CHECKPOINT_H
+
+#include <stdint.h>
+
+#include "core.h"
+
+/*
+ * Write DIR/checkpoint-VERSION.safetensors atomically and delete all but the newest `kept`.
+ * path[PATH_MAX], out, may be NULL.  GQ_OK; GQ_IO, GQ_MEMORY with *error, and nothing changed.
+ */
+GQ_CHECK gq_status gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept,
+                                        char *path, gq_error *error);
+
+/*
+ * Load the newest checkpoint in DIR that verifies into a core without a layout.  Older ones are
+ * tried when a newer one is damaged; each damaged one is logged.
+ *
+ * GQ_OK; GQ_NOTFOUND: there is none at all; GQ_MALFORMED: none verifies; GQ_MEMORY.  With another
+ * rule than the one that wrote it, or other slots, the slots start anew, and the log says so.
+ */
+GQ_CHECK gq_status gq_checkpoint_resume (gq_core *core, const char *directory, gq_error *error);
+
+/* Does DIR hold any checkpoint? */
+bool gq_checkpoint_any (const char *directory);
+
+/*
+ * Take layout and weights from any safetensors file, as version 0: the parameters of a checkpoint,
+ * or else every tensor, which must all be float32.  GQ_OK; GQ_NOTFOUND, GQ_IO, GQ_MALFORMED,
+ * GQ_INVALID, GQ_MEMORY with *error.
+ */
+GQ_CHECK gq_status gq_checkpoint_init (gq_core *core, const char *path, gq_error *error);
+
+#endif

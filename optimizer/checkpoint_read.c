@@ -1,0 +1,229 @@
+/*
+ * Checkpoint reader: resume a run, or take first weights from any safetensors file.  Nothing of
+ * the core changes before a file has passed every check.
+ */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "checkpoint_internal.h"
+#include "hex.h"
+#include "log.h"
+
+static gq_status
+meta_number (const gq_safetensors *file, const char *key, uint64_t *value, gq_error *error)
+{
+    const char *text = gq_safetensors_meta (file, key);
+    char *end = NULL;
+    if (text != NULL && *text >= '0' && *text <= '9')
+        *value = strtoull (text, &end, 10);
+    if (end == NULL || *end != '\0')
+        return gq_fail (error, GQ_MALFORMED, "__metadata__ has no number \"%s\"", key);
+    return GQ_OK;
+}
+
+/* The layout that a checkpoint names. */
+static gq_status
+layout_from_meta (const gq_safetensors *file, gq_layout *layout, gq_error *error)
+{
+    const char *text = gq_safetensors_meta (file, "layout");
+    json_t *json = text == NULL ? NULL : json_loads (text, 0, NULL);
+    gq_status status = json == NULL
+                           ? gq_fail (error, GQ_MALFORMED, "__metadata__ has no \"layout\"")
+                           : gq_layout_from_json (layout, json, error);
+    json_decref (json);
+    return status;
+}
+
+/* The layout that the tensors of a plain file make, in the order of their data. */
+static gq_status
+layout_from_tensors (const gq_safetensors *file, gq_layout *layout, gq_error *error)
+{
+    size_t count = gq_safetensors_count (file);
+    gq_tensor_shape *shapes = calloc (count + 1, sizeof *shapes);
+    if (shapes == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    gq_status status = GQ_OK;
+    for (size_t i = 0; i < count && status == GQ_OK; i++) {
+        const gq_tensor *tensor = gq_safetensors_at (file, i);
+        if (tensor->dtype != GQ_DTYPE_F32 || strlen (tensor->name) >= GQ_NAME_MAX)
+            status = gq_fail (error, GQ_INVALID,
+                              "tensor %.80s is not float32, or its name is over %d bytes",
+                              tensor->name, GQ_NAME_MAX - 1);
+        else
+            memcpy (shapes[i].name, tensor->name, strlen (tensor->name) + 1);
+        shapes[i].rank = tensor->rank;
+        memcpy (shapes[i].shape, tensor->shape, sizeof tensor->shape);
+    }
+    if (status == GQ_OK)
+        status = gq_layout_init (layout, shapes, count, error);
+    free (shapes);
+    return status;
+}
+
+/* Gather `prefix` + each parameter into vector[element_count]. */
+static gq_status
+gather (const gq_safetensors *file, const gq_layout *layout, const char *prefix, float *vector,
+        gq_error *error)
+{
+    for (size_t i = 0; i < layout->tensor_count; i++) {
+        char name[2 * GQ_NAME_MAX];
+        uint64_t elements = gq_tensor_elements (&layout->tensors[i]);
+        snprintf (name, sizeof name, "%s%s", prefix, layout->tensors[i].name);
+        gq_status status
+            = gq_safetensors_copy (file, name, GQ_DTYPE_F32, elements, vector, error);
+        if (status != GQ_OK)
+            return status;
+        vector += elements;
+    }
+    return GQ_OK;
+}
+
+static gq_status
+verify (const gq_safetensors *file, gq_error *error)
+{
+    const char *format = gq_safetensors_meta (file, "format");
+    const char *hash = gq_safetensors_meta (file, "data_xxh64");
+    if (format == NULL || strcmp (format, GQ_CHECKPOINT_FORMAT) != 0 || hash == NULL)
+        return gq_fail (error, GQ_MALFORMED, "it is no %s file", GQ_CHECKPOINT_FORMAT);
+    size_t count = gq_safetensors_count (file);
+    gq_tensor *tensors = calloc (count + 1, sizeof *tensors);
+    if (tensors == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    for (size_t i = 0; i < count; i++)
+        tensors[i] = *gq_safetensors_at (file, i);
+    uint64_t found = gq_checkpoint_hash (tensors, count);
+    free (tensors);
+    if (found != strtoull (hash, NULL, 16))
+        return gq_fail (error, GQ_MALFORMED, "its data hashes to %016" PRIx64 ", not to %.20s",
+                        found, hash);
+    return GQ_OK;
+}
+
+/* Slots, scalars and steps of the rule, when the file was written by the same one. */
+static bool
+restore_rule (const gq_safetensors *file, gq_core *core)
+{
+    gq_rule *rule = core->rule;
+    const gq_optimizer *plugin = gq_rule_plugin (rule);
+    const char *name = gq_safetensors_meta (file, "optimizer");
+    uint64_t steps = 0;
+    char key[GQ_NAME_MAX];
+    if (name == NULL || strcmp (name, plugin->name) != 0
+        || meta_number (file, "optimizer_steps", &steps, NULL) != GQ_OK)
+        return false;
+    for (size_t i = 0; i < gq_rule_slot_count (rule); i++) {
+        snprintf (key, sizeof key, "%s.", plugin->slots[i]);
+        if (gather (file, &core->layout, key, gq_rule_slot (rule, i), NULL) != GQ_OK)
+            return false;
+    }
+    for (size_t i = 0; i < gq_rule_scalar_count (rule); i++) {
+        snprintf (key, sizeof key, "scalar.%s", plugin->scalars[i]);
+        const char *text = gq_safetensors_meta (file, key);
+        if (text == NULL)
+            return false;
+        gq_rule_scalars (rule)[i] = strtod (text, NULL);
+    }
+    gq_rule_set_steps (rule, steps);
+    return true;
+}
+
+/* Layout and weights of an opened file into the core. */
+static gq_status
+install (gq_core *core, const gq_safetensors *file, gq_layout *layout, uint64_t version,
+         uint64_t applied, gq_error *error)
+{
+    float *vector = malloc (layout->element_count * sizeof *vector);
+    gq_status status = vector == NULL ? gq_fail (error, GQ_MEMORY, "out of memory")
+                                      : gather (file, layout, "", vector, error);
+    if (status == GQ_OK && !gq_all_finite (vector, layout->element_count))
+        status = gq_fail (error, GQ_INVALID, "its weights hold NaN or infinity");
+    if (status == GQ_OK && gq_core_set_layout (core, layout) != GQ_OK)
+        status = gq_fail (error, GQ_MEMORY, "no memory for %" PRIu64 " parameters",
+                          layout->element_count);
+    if (status == GQ_OK)
+        gq_core_set_weights (core, vector, version, applied);
+    free (vector);
+    return status;
+}
+
+static gq_status
+resume_file (gq_core *core, const gq_safetensors *file, gq_error *error)
+{
+    uint64_t version = 0;
+    uint64_t applied = 0;
+    gq_layout layout = {0};
+    gq_status status = verify (file, error);
+    if (status == GQ_OK)
+        status = meta_number (file, "version", &version, error);
+    if (status == GQ_OK)
+        status = meta_number (file, "applied", &applied, error);
+    if (status == GQ_OK)
+        status = layout_from_meta (file, &layout, error);
+    if (status == GQ_OK)
+        status = install (core, file, &layout, version, applied, error);
+    gq_layout_clear (&layout);
+    if (status != GQ_OK)
+        return status;
+    if (!restore_rule (file, core)) {
+        if (gq_rule_reset (core->rule, core->layout.element_count) != GQ_OK)
+            return gq_fail (error, GQ_MEMORY, "out of memory");
+        const char *name = gq_safetensors_meta (file, "optimizer");
+        gq_log (GQ_LOG_WARNING, "another rule takes over the weights; its slots start anew", "from",
+                "s", name == NULL ? "?" : name, "to", "s", gq_rule_plugin (core->rule)->name, NULL);
+    }
+    return GQ_OK;
+}
+
+gq_status
+gq_checkpoint_resume (gq_core *core, const char *directory, gq_error *error)
+{
+    uint64_t *versions;
+    size_t count = gq_checkpoint_list (directory, &versions);
+    gq_status status = gq_fail (error, GQ_NOTFOUND, "%s holds no checkpoint", directory);
+    for (size_t i = 0; i < count; i++) {
+        char path[PATH_MAX];
+        gq_safetensors *file = NULL;
+        if (!gq_checkpoint_path (path, directory, versions[i]))
+            continue;
+        status = gq_safetensors_read (&file, path, error);
+        if (status == GQ_OK)
+            status = resume_file (core, file, error);
+        gq_safetensors_free (&file);
+        if (status == GQ_OK) {
+            gq_log (GQ_LOG_INFO, "resumed", "path", "s", path, "version", "u", core->version, NULL);
+            break;
+        }
+        gq_log (GQ_LOG_ERROR, "checkpoint is damaged; trying the one before it", "path", "s", path,
+                "message", "s", error != NULL ? error->text : "", NULL);
+        if (status == GQ_MEMORY)
+            break;
+        status = gq_fail (error, GQ_MALFORMED,
+                          "no checkpoint in %s can be read; the log names what is wrong with each",
+                          directory);
+    }
+    free (versions);
+    return status;
+}
+
+gq_status
+gq_checkpoint_init (gq_core *core, const char *path, gq_error *error)
+{
+    gq_safetensors *file = NULL;
+    gq_layout layout = {0};
+    gq_error reason = {""};
+    gq_status status = gq_safetensors_read (&file, path, error);
+    if (status != GQ_OK)
+        return status;
+    status = gq_safetensors_meta (file, "layout") != NULL
+                 ? layout_from_meta (file, &layout, &reason)
+                 : layout_from_tensors (file, &layout, &reason);
+    if (status == GQ_OK)
+        status = install (core, file, &layout, 0, 0, &reason);
+    gq_layout_clear (&layout);
+    gq_safetensors_free (&file);
+    return status == GQ_OK ? GQ_OK
+                           : gq_fail (error, status, "--init %s: %.800s", path, reason.text);
+}

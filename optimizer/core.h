@@ -1,0 +1,79 @@
+/*
+ * Core of the optimizer: check, enter in the ledger, aggregate, apply.  Steps 4 and 5 of a
+ * gradient's path.  The only writer of weights and moments.  Owns no socket, reads no clock.
+ */
+#ifndef GQ_CORE_H
+#define GQ_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "buffers.h"
+#include "gradq/protocol.h"
+#include "layout.h"
+#include "ledger.h"
+#include "plugin.h"
+#include "stats.h"
+
+typedef struct gq_core_config {
+    uint32_t aggregate;     /* gradients per step, >= 1 */
+    bool weigh_samples;     /* weight them by their sample count */
+    uint64_t max_staleness; /* steps; UINT64_MAX: any */
+    bool damp;              /* damp stale gradients instead of refusing them */
+} gq_core_config;
+
+typedef struct gq_core {
+    gq_core_config config;
+    uint8_t run[GQ_RUN_ID_BYTES];
+    uint32_t term;
+    gq_rule *rule;       /* borrowed */
+    gq_layout layout;    /* tensor_count 0: none yet */
+    gq_buffers *buffers; /* NULL: no layout yet */
+    bool has_weights;
+    float *sum;     /* f32[count] of the step being aggregated; NULL when aggregate is 1 */
+    float *aligned; /* f32[count] for payloads that lie unaligned */
+
+    uint64_t version;       /* steps made in the run's whole life */
+    uint64_t start_version; /* of this term */
+    uint64_t applied;       /* gradients in those steps */
+    uint32_t held;          /* gradients in `sum` */
+    double held_weight;     /* sum of their weights */
+
+    gq_ledger ledger;
+    uint64_t rejected_by[GQ_STATUS_COUNT];
+    uint64_t malformed; /* frames that named nobody whom we could answer */
+    gq_histogram staleness;    /* steps, of gradients applied */
+    double staleness_sum;      /* of all gradients that were not refused, */
+    uint64_t staleness_count;  /* for the mean that damping needs */
+} gq_core;
+
+/* What became of a frame. */
+typedef enum gq_outcome {
+    GQ_OUTCOME_STEPPED, /* applied: there is a new version */
+    GQ_OUTCOME_HELD,    /* waits for the rest of its step */
+    GQ_OUTCOME_REFUSED, /* settled without being applied; an ack is owed */
+    GQ_OUTCOME_IGNORED, /* not ours, or not new */
+    GQ_OUTCOME_STARTED  /* first weights: version 0 */
+} gq_outcome;
+
+/* `rule` is borrowed and must outlive the core. */
+void gq_core_init (gq_core *core, const gq_core_config *config, gq_rule *rule);
+/* After the ZeroMQ context is gone: buffers may be lent to it. */
+void gq_core_clear (gq_core *core);
+
+/* Take over a layout (moved out of *layout) and allocate for it.  Once.  GQ_OK, GQ_MEMORY. */
+GQ_CHECK gq_status gq_core_set_layout (gq_core *core, gq_layout *layout);
+
+/* Copy weights[count] in as the current version.  A layout is set. */
+void gq_core_set_weights (gq_core *core, const float *weights, uint64_t version, uint64_t applied);
+
+/*
+ * One frame as it came.  *frame and *reason (why it was refused) are filled as far as known, for
+ * the log.  Cost: CRC, finiteness, and one step of the rule.
+ */
+gq_outcome gq_core_take (gq_core *core, const void *bytes, size_t size, gq_frame *frame,
+                         gq_status *reason);
+
+uint64_t gq_core_rejected (const gq_core *core); /* sum over reasons */
+
+#endif

@@ -1,0 +1,233 @@
+/*
+ * Hello: grants an actor its id and epoch, and settles the layout: the first proposal wins, later
+ * ones must equal it.
+ */
+#include "hello.h"
+
+#include <string.h>
+
+#include "gradq/gradq.h"
+#include "hex.h"
+#include "log.h"
+
+static json_t *
+refuse (const json_t *request, gq_status status, bool retry, const char *message)
+{
+    json_t *answer = json_pack ("{s:b, s:s, s:s, s:b}", "ok", 0, "error", gq_status_name (status),
+                                "message", message, "retry", (int) retry);
+    if (answer != NULL)
+        json_object_set (answer, "op", json_object_get (request, "op"));
+    return answer;
+}
+
+/* A sentence that names the first difference between the run's layout and the proposed one. */
+static void
+explain_difference (const gq_layout *ours, const gq_layout *theirs, gq_error *error)
+{
+    size_t i = 0;
+    while (i < ours->tensor_count && i < theirs->tensor_count
+           && memcmp (&ours->tensors[i], &theirs->tensors[i], sizeof ours->tensors[i]) == 0)
+        i++;
+    gq_fail (error, GQ_LAYOUT,
+             "this run trains another model: it has %zu tensors with %llu parameters, yours has "
+             "%zu with %llu; the first difference is tensor %zu, %s here and %s in yours",
+             ours->tensor_count, (unsigned long long) ours->element_count, theirs->tensor_count,
+             (unsigned long long) theirs->element_count, i,
+             i < ours->tensor_count ? ours->tensors[i].name : "none",
+             i < theirs->tensor_count ? theirs->tensors[i].name : "none");
+}
+
+/* Settle the layout that a hello proposes, if any, against the run's. */
+static gq_status
+settle_layout (gq_core *core, const json_t *request, bool *retry, gq_error *error)
+{
+    const json_t *proposal = json_object_get (request, "layout");
+    bool have = core->layout.tensor_count > 0;
+    *retry = false;
+    if (proposal == NULL || json_is_null (proposal)) {
+        *retry = !have;
+        return have ? GQ_OK
+                    : gq_fail (error, GQ_LAYOUT, "the run has no model yet; start the optimizer "
+                               "with --init FILE, or an actor that brings layout and weights");
+    }
+    gq_layout layout = {0};
+    gq_status status = gq_layout_from_json (&layout, proposal, error);
+    if (status != GQ_OK)
+        return status;
+    if (have && layout.digest != core->layout.digest) {
+        explain_difference (&core->layout, &layout, error);
+        status = GQ_LAYOUT;
+    } else if (!have && !json_is_true (json_object_get (request, "initial"))) {
+        *retry = true;
+        status = gq_fail (error, GQ_LAYOUT, "the run has no weights yet, and this actor brings "
+                          "a layout without any");
+    } else if (!have && gq_core_set_layout (core, &layout) != GQ_OK) {
+        status = gq_fail (error, GQ_MEMORY, "the optimizer has no memory for %llu parameters",
+                          (unsigned long long) layout.element_count);
+    }
+    gq_layout_clear (&layout);
+    return status;
+}
+
+static gq_status
+check_request (const json_t *request, uint8_t nonce[GQ_NONCE_BYTES], uint32_t *actor,
+               gq_error *error)
+{
+    const json_t *id = json_object_get (request, "actor");
+    const char *text = json_string_value (json_object_get (request, "nonce"));
+    const json_t *lanes = json_object_get (request, "lanes");
+    if (json_integer_value (json_object_get (request, "protocol")) != GQ_PROTOCOL_VERSION)
+        return gq_fail (error, GQ_INVALID, "hello: this run speaks protocol %d",
+                        GQ_PROTOCOL_VERSION);
+    if (text == NULL || !gq_hex_decode (text, nonce, GQ_NONCE_BYTES))
+        return gq_fail (error, GQ_INVALID, "hello: a nonce of %d hexadecimal digits is needed",
+                        2 * GQ_NONCE_BYTES);
+    bool can_inline = false;
+    for (size_t i = 0; i < json_array_size (lanes); i++) {
+        const char *lane = json_string_value (json_array_get (lanes, i));
+        can_inline = can_inline || (lane != NULL && strcmp (lane, "inline") == 0);
+    }
+    if (!can_inline)
+        return gq_fail (error, GQ_INVALID, "hello: lanes must hold \"inline\"");
+    *actor = GQ_ACTORS_MAX;
+    if (id == NULL || json_is_null (id))
+        return GQ_OK;
+    if (!json_is_integer (id) || json_integer_value (id) < 0
+        || json_integer_value (id) >= GQ_ACTORS_MAX)
+        return gq_fail (error, GQ_INVALID, "hello: an actor's id is an integer from 0 to %d",
+                        GQ_ACTORS_MAX - 1);
+    *actor = (uint32_t) json_integer_value (id);
+    return GQ_OK;
+}
+
+static void
+describe_layout (const gq_core *core, json_t *answer)
+{
+    char digest[17];
+    snprintf (digest, sizeof digest, "%016llx", (unsigned long long) core->layout.digest);
+    json_object_set_new (answer, "layout", gq_layout_to_json (&core->layout));
+    json_object_set_new (answer, "digest", json_string (digest));
+    json_object_set_new (answer, "parameters",
+                         json_integer ((json_int_t) core->layout.element_count));
+}
+
+static json_t *
+grant (const gq_core *core, uint32_t actor, uint32_t epoch)
+{
+    char run[2 * GQ_RUN_ID_BYTES + 1];
+    gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
+    json_t *answer = json_pack (
+        "{s:s, s:b, s:i, s:s, s:I, s:I, s:I, s:I, s:s, s:I, s:b, s:s}", "op", "hello", "ok", 1,
+        "protocol", GQ_PROTOCOL_VERSION, "run", run, "term", (json_int_t) core->term, "version",
+        (json_int_t) core->version, "actor", (json_int_t) actor, "epoch", (json_int_t) epoch,
+        "lane", "inline", "aggregate", (json_int_t) core->config.aggregate, "need_weights",
+        (int) !core->has_weights, "optimizer", gq_rule_plugin (core->rule)->name);
+    if (answer == NULL)
+        return NULL;
+    bool bounded = core->config.max_staleness <= INT64_MAX;
+    json_object_set_new (answer, "max_staleness",
+                         bounded ? json_integer ((json_int_t) core->config.max_staleness)
+                                 : json_null ());
+    describe_layout (core, answer);
+    return answer;
+}
+
+static json_t *
+hello (gq_core *core, gq_identity *identity, const json_t *request)
+{
+    uint8_t nonce[GQ_NONCE_BYTES];
+    uint32_t actor;
+    uint32_t epoch;
+    bool retry = false;
+    gq_error error = {""};
+    gq_status status = check_request (request, nonce, &actor, &error);
+    if (status == GQ_OK)
+        status = settle_layout (core, request, &retry, &error);
+    if (status == GQ_OK)
+        status = gq_identity_reserve (identity, &error);
+    if (status != GQ_OK)
+        return refuse (request, status, retry, error.text);
+    if (gq_ledger_hello (&core->ledger, &actor, nonce, &identity->next_epoch, &epoch) != GQ_OK)
+        return refuse (request, GQ_FULL, false, "all 4096 actor ids of this run are taken");
+    gq_log (GQ_LOG_INFO, "hello", "actor", "u", (uint64_t) actor, "epoch", "u", (uint64_t) epoch,
+            NULL);
+    return grant (core, actor, epoch);
+}
+
+static json_t *
+layout (const gq_core *core, const json_t *request)
+{
+    if (core->layout.tensor_count == 0)
+        return refuse (request, GQ_LAYOUT, true, "the run has no model yet");
+    json_t *answer = json_pack ("{s:s, s:b}", "op", "layout", "ok", 1);
+    if (answer != NULL)
+        describe_layout (core, answer);
+    return answer;
+}
+
+json_t *
+gq_hello_answer (gq_core *core, gq_identity *identity, const json_t *request)
+{
+    const char *op = json_string_value (json_object_get (request, "op"));
+    json_t *answer = NULL;
+    if (op != NULL && strcmp (op, "hello") == 0)
+        answer = hello (core, identity, request);
+    else if (op != NULL && strcmp (op, "layout") == 0)
+        answer = layout (core, request);
+    if (answer == NULL)
+        return NULL;
+    json_t *from = json_object_get (request, "from");
+    json_t *nonce = json_object_get (request, "nonce");
+    if (from != NULL)
+        json_object_set (answer, "to", from);
+    if (nonce != NULL)
+        json_object_set (answer, "nonce", nonce);
+    return answer;
+}
+
+static json_t *
+rejected_by (const gq_core *core)
+{
+    json_t *object = json_object ();
+    for (int i = 0; i < GQ_STATUS_COUNT; i++)
+        if (core->rejected_by[i] > 0)
+            json_object_set_new (object, gq_status_name ((gq_status) i),
+                                 json_integer ((json_int_t) core->rejected_by[i]));
+    return object;
+}
+
+json_t *
+gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogram *apply_us,
+                 uint64_t checkpoint_version)
+{
+    char run[2 * GQ_RUN_ID_BYTES + 1];
+    gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
+    const struct {
+        const char *key;
+        uint64_t value;
+    } numbers[] = {{"term", core->term},
+                   {"version", core->version},
+                   {"start_version", core->start_version},
+                   {"applied", core->applied},
+                   {"rejected", gq_core_rejected (core)},
+                   {"duplicates", core->ledger.duplicates},
+                   {"outdated", core->ledger.outdated},
+                   {"lost", core->ledger.lost},
+                   {"malformed", core->malformed},
+                   {"held", core->held},
+                   {"parameters", core->layout.element_count},
+                   {"published", publisher->published},
+                   {"checkpoint_version", checkpoint_version},
+                   {"staleness_p50", gq_histogram_quantile (&core->staleness, 0.5)},
+                   {"staleness_p99", gq_histogram_quantile (&core->staleness, 0.99)},
+                   {"staleness_max", core->staleness.max},
+                   {"apply_us_p50", gq_histogram_quantile (apply_us, 0.5)},
+                   {"apply_us_p99", gq_histogram_quantile (apply_us, 0.99)},
+                   {"publish_us_p50", gq_histogram_quantile (&publisher->publish_us, 0.5)}};
+    json_t *report = json_pack ("{s:s, s:s, s:s, s:s, s:o}", "op", "report", "role", "optimizer",
+                                "run", run, "name", gq_rule_plugin (core->rule)->name,
+                                "rejected_by", rejected_by (core));
+    for (size_t i = 0; report != NULL && i < sizeof numbers / sizeof numbers[0]; i++)
+        json_object_set_new (report, numbers[i].key, json_integer ((json_int_t) numbers[i].value));
+    return report;
+}

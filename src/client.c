@@ -1,0 +1,505 @@
+/*
+ * The actor's side of the data plane: steps 1 and 7 of a gradient's path.
+ *
+ * Sockets are polled together and never blocked in; a frame that does not fit this run is dropped.
+ * Nothing here trusts a peer's bytes, and nothing outlives gq_client_close.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client_internal.h"
+#include "frame.h"
+#include "socket.h"
+#include "stats.h"
+
+#define MS_NS 1000000u
+/* The optimizer speaks at least once a second; past this it counts as away, and nothing that is on
+ * the way is given up. */
+#define HEARD_MS_MAX 2500
+#define REPORT_MS 1000
+
+bool
+gq_client_interrupted (const gq_client *client)
+{
+    return client->config.interrupted != NULL && client->config.interrupted ();
+}
+
+static uint64_t
+deadline_of (const gq_client *client)
+{
+    if (client->config.timeout_ms < 0)
+        return UINT64_MAX;
+    return gq_now_ns () + (uint64_t) client->config.timeout_ms * MS_NS;
+}
+
+/* Milliseconds to wait next: a slice, less when the deadline is nearer. */
+static int
+slice_until (uint64_t deadline_ns, uint64_t now_ns)
+{
+    if (now_ns >= deadline_ns)
+        return 0;
+    uint64_t left_ms = (deadline_ns - now_ns) / MS_NS + 1;
+    return left_ms < GQ_SLICE_MS ? (int) left_ms : GQ_SLICE_MS;
+}
+
+/* Is this frame from the run that we belong to?  Notes a foreign one. */
+static bool
+ours (gq_client *client, const gq_frame *frame)
+{
+    if (memcmp (frame->run, client->run, GQ_RUN_ID_BYTES) != 0) {
+        client->foreign = true;
+        return false;
+    }
+    client->foreign = false;
+    client->heard_ns = gq_now_ns ();
+    return frame->digest == client->layout.digest;
+}
+
+static bool
+newer (uint32_t term, uint64_t version, uint32_t than_term, uint64_t than_version)
+{
+    return term > than_term || (term == than_term && version > than_version);
+}
+
+/* Keep the frame in `message` as the newest weights; takes the message. */
+static void
+install_weights (gq_client *client, zmq_msg_t *message, const gq_frame *frame)
+{
+    uint8_t *payload = (uint8_t *) zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES;
+    if ((uintptr_t) payload % _Alignof(float) == 0) {
+        zmq_msg_move (&client->frame, message);
+        payload = (uint8_t *) zmq_msg_data (&client->frame) + GQ_FRAME_HEADER_BYTES;
+        client->data = (const float *) (const void *) payload;
+    } else {
+        /* Small frames lie where ZeroMQ's receive buffer happens to have them. */
+        memcpy (client->aligned, payload, frame->payload_bytes);
+        client->data = client->aligned;
+    }
+    client->version = frame->version;
+    client->term = frame->term;
+    client->has_weights = true;
+}
+
+static void
+receive_weights (gq_client *client)
+{
+    zmq_msg_t message;
+    zmq_msg_init (&message);
+    while (zmq_msg_recv (&message, client->weights, ZMQ_DONTWAIT) >= 0) {
+        gq_frame frame;
+        size_t size = zmq_msg_size (&message);
+        const void *bytes = zmq_msg_data (&message);
+        if (gq_socket_whole (client->weights) && gq_frame_decode (bytes, size, &frame) == GQ_OK
+            && frame.kind == GQ_KIND_WEIGHTS && ours (client, &frame)
+            && frame.count == client->layout.element_count
+            && (!client->has_weights
+                || newer (frame.term, frame.version, client->term, client->version))
+            && gq_frame_check_payload (bytes, size) == GQ_OK)
+            install_weights (client, &message, &frame);
+    }
+    zmq_msg_close (&message);
+}
+
+static void
+take_ack (gq_client *client, const gq_frame *frame, const gq_ack *ack)
+{
+    if (newer (frame->term, frame->version, client->ack_term, client->ack_version)) {
+        client->ack_term = frame->term;
+        client->ack_version = frame->version;
+    }
+    if (ack->cumulative <= client->acknowledged || ack->cumulative > client->sequence)
+        return;
+    client->acknowledged = ack->cumulative;
+    client->patience_ns = client->heard_ns;
+    if (ack->refused > client->refused) {
+        client->refused = ack->refused;
+        client->refused_reason = (gq_status) ack->refused_reason;
+    }
+}
+
+static void
+receive_acks (gq_client *client)
+{
+    zmq_msg_t message;
+    zmq_msg_init (&message);
+    while (zmq_msg_recv (&message, client->acks, ZMQ_DONTWAIT) >= 0) {
+        gq_frame frame;
+        size_t size = zmq_msg_size (&message);
+        const uint8_t *bytes = zmq_msg_data (&message);
+        if (gq_socket_whole (client->acks) && gq_frame_decode (bytes, size, &frame) == GQ_OK
+            && gq_frame_check_payload (bytes, size) == GQ_OK && frame.kind == GQ_KIND_ACK
+            && ours (client, &frame) && frame.actor == client->actor
+            && frame.epoch == client->epoch) {
+            gq_ack ack;
+            gq_ack_decode (bytes + GQ_FRAME_HEADER_BYTES, &ack);
+            take_ack (client, &frame, &ack);
+        }
+    }
+    zmq_msg_close (&message);
+}
+
+/* Answers to reports carry nothing that is needed; they must not pile up. */
+static void
+drain_control (gq_client *client)
+{
+    zmq_msg_t message;
+    zmq_msg_init (&message);
+    while (zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0)
+        (void) gq_socket_whole (client->control);
+    zmq_msg_close (&message);
+}
+
+/* Give up what a living optimizer has not answered for ack_timeout_ms. */
+static void
+give_up_late (gq_client *client, uint64_t now_ns)
+{
+    if (now_ns - client->heard_ns > (uint64_t) HEARD_MS_MAX * MS_NS)
+        client->patience_ns = now_ns;
+    uint64_t settled
+        = client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
+    while (settled < client->sequence) {
+        uint64_t since = client->sent_ns[(settled + 1) % GQ_WINDOW_MAX];
+        if (since < client->patience_ns)
+            since = client->patience_ns;
+        if (now_ns < since + (uint64_t) client->config.ack_timeout_ms * MS_NS)
+            break;
+        settled++;
+        client->lost++;
+        client->given_up = settled;
+    }
+}
+
+/* Take in what has arrived, waiting up to wait_ms for something; *sendable (may be NULL): can a
+ * gradient go out? */
+static void
+service (gq_client *client, int wait_ms, bool *sendable)
+{
+    zmq_pollitem_t items[]
+        = {{.socket = client->weights, .events = ZMQ_POLLIN},
+           {.socket = client->acks, .events = ZMQ_POLLIN},
+           {.socket = client->control, .events = ZMQ_POLLIN},
+           {.socket = client->gradients, .events = sendable != NULL ? ZMQ_POLLOUT : 0}};
+    zmq_poll (items, sendable != NULL ? 4 : 3, wait_ms); /* EINTR: the caller's loop comes again */
+    if (items[0].revents)
+        receive_weights (client);
+    if (items[1].revents)
+        receive_acks (client);
+    if (items[2].revents)
+        drain_control (client);
+    if (sendable != NULL)
+        *sendable = items[3].revents != 0;
+    uint64_t now_ns = gq_now_ns ();
+    give_up_late (client, now_ns);
+    if (now_ns - client->reported_ns >= (uint64_t) REPORT_MS * MS_NS) {
+        client->reported_ns = now_ns;
+        gq_client_tell (client, "report");
+    }
+}
+
+static uint64_t
+on_the_way (const gq_client *client)
+{
+    uint64_t settled
+        = client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
+    return client->sequence - settled;
+}
+
+/* Offer our first weights to a run that has none, once a second until a version arrives. */
+static void
+offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
+{
+    if (!client->need_weights || client->config.initial == NULL
+        || (*offered_ns != 0 && now_ns - *offered_ns < 1000u * MS_NS))
+        return;
+    float *buffer = client->lane->ops->reserve (client->lane);
+    if (buffer == NULL)
+        return;
+    memcpy (buffer, client->config.initial, client->layout.element_count * sizeof *buffer);
+    gq_frame frame = {.kind = GQ_KIND_INIT,
+                      .encoding = GQ_ENCODING_F32,
+                      .actor = client->actor,
+                      .epoch = client->epoch,
+                      .digest = client->layout.digest,
+                      .count = client->layout.element_count,
+                      .sent_ns = gq_wall_ns ()};
+    memcpy (frame.run, client->run, GQ_RUN_ID_BYTES);
+    if (client->lane->ops->send (client->lane, client->gradients, &frame) == GQ_OK)
+        *offered_ns = now_ns;
+}
+
+static gq_status
+wait_first_weights (gq_client *client, uint64_t deadline_ns, gq_error *error)
+{
+    uint64_t offered_ns = 0;
+    while (!client->has_weights) {
+        uint64_t now_ns = gq_now_ns ();
+        if (gq_client_interrupted (client))
+            return gq_fail (error, GQ_CLOSED, "interrupted while waiting for the first weights");
+        if (now_ns >= deadline_ns)
+            return gq_fail (error, GQ_TIMEOUT,
+                            "no weights from %s in time: %s", client->config.address,
+                            client->need_weights && client->config.initial == NULL
+                                ? "the run has none yet; start the optimizer with --init or an "
+                                  "actor that brings them"
+                                : "is the optimizer alive?");
+        offer_initial (client, now_ns, &offered_ns);
+        service (client, slice_until (deadline_ns, now_ns), NULL);
+    }
+    return GQ_OK;
+}
+
+static gq_status
+check_config (const gq_client_config *config, gq_error *error)
+{
+    if (config->address == NULL)
+        return gq_fail (error, GQ_INVALID, "no address given");
+    if (config->window < 1 || config->window > GQ_WINDOW_MAX)
+        return gq_fail (error, GQ_INVALID, "window %u: 1 to %d gradients are allowed",
+                        config->window, GQ_WINDOW_MAX);
+    if (config->actor != GQ_ACTOR_ANY && config->actor >= GQ_ACTORS_MAX)
+        return gq_fail (error, GQ_INVALID, "actor %u: ids go up to %d", config->actor,
+                        GQ_ACTORS_MAX - 1);
+    if (config->ack_timeout_ms < 1)
+        return gq_fail (error, GQ_INVALID, "ack_timeout_ms %d: at least 1 is needed",
+                        config->ack_timeout_ms);
+    if (config->lane != NULL && strcmp (config->lane, "auto") != 0
+        && strcmp (config->lane, gq_lane_inline.name) != 0)
+        return gq_fail (error, GQ_INVALID, "lane %s: auto or inline is needed", config->lane);
+    return GQ_OK;
+}
+
+static void
+free_client (gq_client **client_p)
+{
+    gq_client *client = *client_p;
+    void *sockets[] = {client->control, client->gradients, client->weights, client->acks};
+    for (size_t i = 0; i < sizeof sockets / sizeof sockets[0]; i++)
+        if (sockets[i] != NULL)
+            zmq_close (sockets[i]);
+    if (client->lane != NULL)
+        client->lane->ops->close (&client->lane);
+    zmq_msg_close (&client->frame);
+    if (client->context != NULL)
+        zmq_ctx_term (client->context);
+    gq_layout_clear (&client->layout);
+    free (client->aligned);
+    free (client);
+    *client_p = NULL;
+}
+
+static gq_status
+open_parts (gq_client *client, gq_error *error)
+{
+    client->context = zmq_ctx_new ();
+    if (client->context == NULL)
+        return gq_fail (error, GQ_MEMORY, "no ZeroMQ context: %s", zmq_strerror (zmq_errno ()));
+    uint64_t deadline_ns = deadline_of (client);
+    gq_status status = gq_client_hello (client, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    client->lane = gq_lane_inline.open (client->layout.element_count);
+    client->aligned = malloc (client->layout.element_count * sizeof (float));
+    if (client->lane == NULL || client->aligned == NULL)
+        return gq_fail (error, GQ_MEMORY, "no memory for %llu parameters",
+                        (unsigned long long) client->layout.element_count);
+    client->heard_ns = client->patience_ns = gq_now_ns ();
+    return wait_first_weights (client, deadline_ns, error);
+}
+
+gq_status
+gq_client_open (gq_client **client_p, const gq_client_config *config, gq_error *error)
+{
+    *client_p = NULL;
+    gq_status status = check_config (config, error);
+    if (status != GQ_OK)
+        return status;
+    gq_client *client = calloc (1, sizeof *client);
+    if (client == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    client->config = *config;
+    zmq_msg_init (&client->frame);
+    status = open_parts (client, error);
+    if (status != GQ_OK) {
+        free_client (&client);
+        return status;
+    }
+    client->config.initial = NULL;
+    client->config.tensors = NULL;
+    client->config.address = NULL;
+    *client_p = client;
+    return GQ_OK;
+}
+
+const gq_tensor_shape *
+gq_client_layout (const gq_client *client, size_t *tensor_count, uint64_t *element_count)
+{
+    if (tensor_count != NULL)
+        *tensor_count = client->layout.tensor_count;
+    if (element_count != NULL)
+        *element_count = client->layout.element_count;
+    return client->layout.tensors;
+}
+
+uint32_t
+gq_client_actor (const gq_client *client)
+{
+    return client->actor;
+}
+
+uint64_t
+gq_client_max_staleness (const gq_client *client)
+{
+    return client->max_staleness;
+}
+
+gq_status
+gq_client_weights (gq_client *client, gq_weights *weights)
+{
+    service (client, 0, NULL);
+    *weights = (gq_weights) {.data = client->data,
+                             .count = client->layout.element_count,
+                             .version = client->version,
+                             .term = client->term};
+    client->given_term = client->term;
+    client->given_version = client->version;
+    return GQ_OK;
+}
+
+float *
+gq_client_reserve (gq_client *client)
+{
+    return client->lane->ops->reserve (client->lane);
+}
+
+static gq_status
+send_gradient (gq_client *client, uint32_t samples)
+{
+    gq_frame frame = {.kind = GQ_KIND_GRADIENT,
+                      .encoding = GQ_ENCODING_F32,
+                      .actor = client->actor,
+                      .epoch = client->epoch,
+                      .term = client->given_term,
+                      .digest = client->layout.digest,
+                      .sequence = client->sequence + 1,
+                      .version = client->given_version,
+                      .count = client->layout.element_count,
+                      .samples = samples,
+                      .sent_ns = gq_wall_ns ()};
+    memcpy (frame.run, client->run, GQ_RUN_ID_BYTES);
+    gq_status status = client->lane->ops->send (client->lane, client->gradients, &frame);
+    if (status == GQ_OK) {
+        client->sequence++;
+        client->sent_ns[client->sequence % GQ_WINDOW_MAX] = gq_now_ns ();
+    }
+    return status;
+}
+
+gq_status
+gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence)
+{
+    if (samples == 0)
+        return GQ_INVALID;
+    uint64_t deadline_ns = deadline_of (client);
+    int wait_ms = 0;
+    for (;;) {
+        /* Look before waiting; ask for writability only when the window has room, or an idle
+         * queue would turn this into a busy loop. */
+        bool sendable = false;
+        bool room = on_the_way (client) < client->config.window;
+        service (client, wait_ms, room ? &sendable : NULL);
+        if (sendable) {
+            gq_status status = send_gradient (client, samples);
+            if (status != GQ_AGAIN) {
+                if (status == GQ_OK && sequence != NULL)
+                    *sequence = client->sequence;
+                return status;
+            }
+        }
+        uint64_t now_ns = gq_now_ns ();
+        if (client->foreign)
+            return GQ_RUN;
+        if (gq_client_interrupted (client))
+            return GQ_CLOSED;
+        if (now_ns >= deadline_ns)
+            return GQ_TIMEOUT;
+        wait_ms = slice_until (deadline_ns, now_ns);
+    }
+}
+
+gq_status
+gq_client_push (gq_client *client, const float *gradient, uint32_t samples)
+{
+    float *buffer = gq_client_reserve (client);
+    if (buffer == NULL)
+        return GQ_MEMORY;
+    memcpy (buffer, gradient, client->layout.element_count * sizeof *buffer);
+    return gq_client_commit (client, samples, NULL);
+}
+
+/* Settled up to `sequence`, and the weights that its ack named are here? */
+static bool
+arrived (const gq_client *client, uint64_t sequence)
+{
+    if (client->acknowledged < sequence)
+        return client->given_up >= sequence;
+    return !newer (client->ack_term, client->ack_version, client->term, client->version);
+}
+
+gq_status
+gq_client_wait (gq_client *client, uint64_t sequence)
+{
+    uint64_t deadline_ns = deadline_of (client);
+    service (client, 0, NULL);
+    while (!arrived (client, sequence)) {
+        uint64_t now_ns = gq_now_ns ();
+        if (client->foreign)
+            return GQ_RUN;
+        if (gq_client_interrupted (client))
+            return GQ_CLOSED;
+        if (now_ns >= deadline_ns)
+            return GQ_TIMEOUT;
+        service (client, slice_until (deadline_ns, now_ns), NULL);
+    }
+    return GQ_OK;
+}
+
+gq_client_counts
+gq_client_count (const gq_client *client)
+{
+    return (gq_client_counts) {.pushed = client->sequence,
+                               .acknowledged = client->acknowledged,
+                               .refused = client->refused,
+                               .lost = client->lost,
+                               .refused_reason = client->refused_reason};
+}
+
+void
+gq_client_metric (gq_client *client, const char *name, double value)
+{
+    size_t i = 0;
+    while (i < client->metric_count && strcmp (client->metrics[i].name, name) != 0)
+        i++;
+    if (i == GQ_METRICS_MAX || strlen (name) >= sizeof client->metrics[i].name)
+        return;
+    if (i == client->metric_count) {
+        memcpy (client->metrics[i].name, name, strlen (name) + 1);
+        client->metric_count++;
+    }
+    client->metrics[i].value = value;
+}
+
+void
+gq_client_close (gq_client **client_p)
+{
+    if (*client_p == NULL)
+        return;
+    gq_client *client = *client_p;
+    /* The interruption that made the caller close must not cut this short as well. */
+    client->config.interrupted = NULL;
+    uint64_t deadline_ns = deadline_of (client);
+    while (on_the_way (client) > 0 && gq_now_ns () < deadline_ns && !client->foreign
+           && gq_now_ns () - client->heard_ns < (uint64_t) HEARD_MS_MAX * MS_NS)
+        service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
+    gq_client_tell (client, "bye");
+    free_client (client_p);
+}

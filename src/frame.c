@@ -1,0 +1,223 @@
+/*
+ * Frame codec.  Every process meets a frame here first, so this file trusts nothing: it reads no
+ * byte past the size it is given, and the fields it hands on are consistent with one another.
+ */
+#include "frame.h"
+
+#include <isa-l/crc.h>
+#include <string.h>
+
+/* Offsets on the wire; docs/PROTOCOL.md has the same table. */
+enum {
+    AT_MAGIC = 0,
+    AT_PROTOCOL = 4,
+    AT_KIND = 6,
+    AT_ACTOR = 8,
+    AT_EPOCH = 12,
+    AT_TERM = 16,
+    AT_ENCODING = 20,
+    AT_LANE = 22,
+    AT_DIGEST = 24,
+    AT_RUN = 32,
+    AT_SEQUENCE = 48,
+    AT_VERSION = 56,
+    AT_COUNT = 64,
+    AT_SAMPLES = 72,
+    AT_RESERVED_A = 76, /* u32, zero */
+    AT_SENT_NS = 80,
+    AT_APPLIED = 88,
+    AT_PAYLOAD_BYTES = 96,
+    AT_RESERVED_B = 104, /* 16 bytes, zero */
+    AT_PAYLOAD_CRC = 120,
+    AT_HEADER_CRC = 124
+};
+
+_Static_assert (AT_HEADER_CRC + 4 == GQ_FRAME_HEADER_BYTES, "header size");
+_Static_assert (AT_RESERVED_B + 16 == AT_PAYLOAD_CRC, "header layout");
+_Static_assert (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+                "payloads are little-endian float32 used in place");
+
+static void
+put16 (uint8_t *at, uint16_t value)
+{
+    memcpy (at, &value, sizeof value);
+}
+
+static void
+put32 (uint8_t *at, uint32_t value)
+{
+    memcpy (at, &value, sizeof value);
+}
+
+static void
+put64 (uint8_t *at, uint64_t value)
+{
+    memcpy (at, &value, sizeof value);
+}
+
+static uint16_t
+get16 (const uint8_t *at)
+{
+    uint16_t value;
+    memcpy (&value, at, sizeof value);
+    return value;
+}
+
+static uint32_t
+get32 (const uint8_t *at)
+{
+    uint32_t value;
+    memcpy (&value, at, sizeof value);
+    return value;
+}
+
+static uint64_t
+get64 (const uint8_t *at)
+{
+    uint64_t value;
+    memcpy (&value, at, sizeof value);
+    return value;
+}
+
+uint32_t
+gq_crc32c (const void *bytes, size_t size)
+{
+    /* ISA-L takes an int and does neither of the two inversions itself. */
+    const size_t chunk_max = (size_t) 1 << 30;
+    unsigned char *at = (unsigned char *) (uintptr_t) bytes; /* ISA-L lacks the const */
+    uint32_t crc = 0xffffffffu;
+    while (size > 0) {
+        size_t chunk = size < chunk_max ? size : chunk_max;
+        crc = crc32_iscsi (at, (int) chunk, crc);
+        at += chunk;
+        size -= chunk;
+    }
+    return ~crc;
+}
+
+void
+gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *header)
+{
+    memset (header, 0, GQ_FRAME_HEADER_BYTES);
+    put32 (header + AT_MAGIC, GQ_FRAME_MAGIC);
+    put16 (header + AT_PROTOCOL, GQ_PROTOCOL_VERSION);
+    put16 (header + AT_KIND, frame->kind);
+    put32 (header + AT_ACTOR, frame->actor);
+    put32 (header + AT_EPOCH, frame->epoch);
+    put32 (header + AT_TERM, frame->term);
+    put16 (header + AT_ENCODING, frame->encoding);
+    put16 (header + AT_LANE, frame->lane);
+    put64 (header + AT_DIGEST, frame->digest);
+    memcpy (header + AT_RUN, frame->run, GQ_RUN_ID_BYTES);
+    put64 (header + AT_SEQUENCE, frame->sequence);
+    put64 (header + AT_VERSION, frame->version);
+    put64 (header + AT_COUNT, frame->count);
+    put32 (header + AT_SAMPLES, frame->samples);
+    put64 (header + AT_SENT_NS, frame->sent_ns);
+    put64 (header + AT_APPLIED, frame->applied);
+    put64 (header + AT_PAYLOAD_BYTES, frame->payload_bytes);
+    put32 (header + AT_PAYLOAD_CRC, gq_crc32c (payload, frame->payload_bytes));
+    put32 (header + AT_HEADER_CRC, gq_crc32c (header, AT_HEADER_CRC));
+}
+
+static void
+read_fields (const uint8_t *at, gq_frame *frame)
+{
+    frame->kind = get16 (at + AT_KIND);
+    frame->actor = get32 (at + AT_ACTOR);
+    frame->epoch = get32 (at + AT_EPOCH);
+    frame->term = get32 (at + AT_TERM);
+    frame->encoding = get16 (at + AT_ENCODING);
+    frame->lane = get16 (at + AT_LANE);
+    frame->digest = get64 (at + AT_DIGEST);
+    memcpy (frame->run, at + AT_RUN, GQ_RUN_ID_BYTES);
+    frame->sequence = get64 (at + AT_SEQUENCE);
+    frame->version = get64 (at + AT_VERSION);
+    frame->count = get64 (at + AT_COUNT);
+    frame->samples = get32 (at + AT_SAMPLES);
+    frame->sent_ns = get64 (at + AT_SENT_NS);
+    frame->applied = get64 (at + AT_APPLIED);
+    frame->payload_bytes = get64 (at + AT_PAYLOAD_BYTES);
+}
+
+/* Do the fields of this kind agree with one another? */
+static int
+consistent (const gq_frame *frame)
+{
+    if (frame->lane != GQ_LANE_INLINE || frame->actor >= GQ_ACTORS_MAX)
+        return 0;
+    if (frame->kind == GQ_KIND_ACK)
+        return frame->encoding == GQ_ENCODING_RAW && frame->count == 0
+               && frame->payload_bytes == GQ_ACK_BYTES;
+    if (frame->encoding != GQ_ENCODING_F32 || frame->count == 0
+        || frame->count > GQ_PARAMETERS_MAX
+        || frame->payload_bytes != frame->count * sizeof (float))
+        return 0;
+    switch (frame->kind) {
+    case GQ_KIND_GRADIENT:
+        return frame->sequence >= 1 && frame->samples >= 1 && frame->epoch >= 1;
+    case GQ_KIND_INIT:
+    case GQ_KIND_WEIGHTS:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+gq_status
+gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
+{
+    const uint8_t *at = bytes;
+    if (size < GQ_FRAME_HEADER_BYTES || get32 (at + AT_MAGIC) != GQ_FRAME_MAGIC
+        || get16 (at + AT_PROTOCOL) != GQ_PROTOCOL_VERSION)
+        return GQ_MALFORMED;
+    if (get32 (at + AT_HEADER_CRC) != gq_crc32c (at, AT_HEADER_CRC))
+        return GQ_CHECKSUM;
+    if (get32 (at + AT_RESERVED_A) != 0 || get64 (at + AT_RESERVED_B) != 0
+        || get64 (at + AT_RESERVED_B + 8) != 0)
+        return GQ_MALFORMED;
+    gq_frame read;
+    read_fields (at, &read);
+    if (!consistent (&read) || read.payload_bytes != size - GQ_FRAME_HEADER_BYTES)
+        return GQ_MALFORMED;
+    *frame = read;
+    return GQ_OK;
+}
+
+gq_status
+gq_frame_check_payload (const void *bytes, size_t size)
+{
+    const uint8_t *at = bytes;
+    uint32_t crc = gq_crc32c (at + GQ_FRAME_HEADER_BYTES, size - GQ_FRAME_HEADER_BYTES);
+    return get32 (at + AT_PAYLOAD_CRC) == crc ? GQ_OK : GQ_CHECKSUM;
+}
+
+void
+gq_ack_encode (const gq_ack *ack, uint8_t *bytes)
+{
+    put64 (bytes, ack->cumulative);
+    put64 (bytes + 8, ack->beyond);
+    put64 (bytes + 16, ack->refused);
+    put64 (bytes + 24, ack->refused_sequence);
+    put32 (bytes + 32, ack->refused_reason);
+    put32 (bytes + 36, 0);
+}
+
+void
+gq_ack_decode (const uint8_t *bytes, gq_ack *ack)
+{
+    ack->cumulative = get64 (bytes);
+    ack->beyond = get64 (bytes + 8);
+    ack->refused = get64 (bytes + 16);
+    ack->refused_sequence = get64 (bytes + 24);
+    ack->refused_reason = get32 (bytes + 32);
+}
+
+void
+gq_topic (gq_frame_kind kind, uint32_t actor, uint8_t topic[GQ_TOPIC_ACTOR_BYTES])
+{
+    put32 (topic + AT_MAGIC, GQ_FRAME_MAGIC);
+    put16 (topic + AT_PROTOCOL, GQ_PROTOCOL_VERSION);
+    put16 (topic + AT_KIND, (uint16_t) kind);
+    put32 (topic + AT_ACTOR, actor);
+}

@@ -1,0 +1,278 @@
+/*
+ * Plug-in host: step 5 of a gradient's path, one step of the update rule.  It owns all that the rule
+ * remembers: settings, slots, scalars, the number of steps.
+ *
+ * Never writes to the weights that it reads from: readers may still hold them.
+ */
+#include "plugin.h"
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin_open.h"
+#include "rule_settings.h"
+
+/* Where slots begin: a cache line, and one AVX-512 register. */
+#define SLOT_ALIGNMENT 64
+#define SETTINGS_MAX   (GQ_SETTINGS_MAX + GQ_HOST_SETTING_COUNT)
+
+struct gq_rule {
+    void *library; /* of dlopen; closed last, the tables below point into it */
+    const gq_optimizer *plugin;
+    gq_cpu level;
+    size_t slot_count, scalar_count;
+    size_t own_count;              /* settings of the plug-in; the host's follow */
+    gq_setting rows[SETTINGS_MAX]; /* [own_count + GQ_HOST_SETTING_COUNT] */
+    double values[SETTINGS_MAX];
+    uint64_t n, steps;
+    void *memory[GQ_SLOTS_MAX]; /* what to free */
+    float *slots[GQ_SLOTS_MAX]; /* f32[n], aligned, inside memory */
+    double scalars[GQ_SCALARS_MAX];
+    double last_norm;
+};
+
+static const char *const level_names[GQ_CPU_COUNT] = {[GQ_CPU_BASE] =
+#if defined(__x86_64__)
+                                                          "sse2",
+#else
+                                                          "base",
+#endif
+                                                      [GQ_CPU_AVX2] = "avx2",
+                                                      [GQ_CPU_AVX512] = "avx512"};
+
+/* ---- which kernel ---- */
+
+/* The same features that GQ_APPLY_VARIANTS compiles for. */
+static bool
+cpu_has (gq_cpu level)
+{
+#if defined(__x86_64__)
+    if (level == GQ_CPU_AVX512)
+        return __builtin_cpu_supports ("avx512f") && __builtin_cpu_supports ("avx512vl") &&
+               __builtin_cpu_supports ("avx512dq") && __builtin_cpu_supports ("avx512bw");
+    if (level == GQ_CPU_AVX2)
+        return __builtin_cpu_supports ("avx2");
+#endif
+    return level == GQ_CPU_BASE;
+}
+
+static gq_status
+choose_level (gq_cpu *level, const gq_optimizer *plugin, const char *cpu, gq_error *error)
+{
+    int most = GQ_CPU_COUNT - 1;
+    if (strcmp (cpu, "auto") != 0) {
+        while (most >= 0 && strcmp (cpu, level_names[most]) != 0)
+            most--;
+        if (most < 0)
+            return gq_fail (error, GQ_INVALID, "cpu is auto, %s, avx2 or avx512, not \"%s\"",
+                            level_names[GQ_CPU_BASE], cpu);
+        if (!cpu_has ((gq_cpu)most))
+            return gq_fail (error, GQ_INVALID,
+                            "this CPU has no %s; take cpu auto, the results are the same bits",
+                            cpu);
+    }
+    while (most > GQ_CPU_BASE && (!cpu_has ((gq_cpu)most) || plugin->apply[most] == NULL))
+        most--;
+    *level = (gq_cpu)most;
+    return GQ_OK;
+}
+
+/* ---- the interface ---- */
+
+/* The plug-in is open: take its tables, the words of the user and the kernel. */
+static gq_status
+configure (gq_rule *rule, const char *const *sets, size_t set_count, const char *cpu,
+           gq_error *error)
+{
+    const gq_optimizer *plugin = rule->plugin;
+    while (plugin->slots[rule->slot_count] != NULL)
+        rule->slot_count++;
+    while (plugin->scalars[rule->scalar_count] != NULL)
+        rule->scalar_count++;
+    for (; plugin->settings[rule->own_count].name != NULL; rule->own_count++)
+        rule->rows[rule->own_count] = plugin->settings[rule->own_count];
+    memcpy (rule->rows + rule->own_count, gq_host_settings, sizeof gq_host_settings);
+    gq_status status =
+        gq_settings_parse (rule->values, rule->rows, rule->own_count + GQ_HOST_SETTING_COUNT, sets,
+                           set_count, plugin->name, error);
+    if (status == GQ_OK)
+        status = gq_host_settings_check (rule->values + rule->own_count, error);
+    if (status == GQ_OK)
+        status = choose_level (&rule->level, plugin, cpu, error);
+    return status;
+}
+
+gq_status
+gq_rule_load (gq_rule **rule_p, const char *name, const char *directory, const char *const *sets,
+              size_t set_count, const char *cpu, gq_error *warning, gq_error *error)
+{
+    assert (rule_p != NULL && name != NULL && cpu != NULL && (sets != NULL || set_count == 0));
+    *rule_p = NULL;
+    if (warning != NULL)
+        warning->text[0] = '\0';
+    gq_rule *rule = calloc (1, sizeof *rule);
+    if (rule == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory while loading %.400s", name);
+    gq_status status =
+        gq_plugin_open (&rule->library, &rule->plugin, name, directory, warning, error);
+    if (status == GQ_OK)
+        status = configure (rule, sets, set_count, cpu, error);
+    if (status == GQ_OK)
+        *rule_p = rule;
+    else
+        gq_rule_free (&rule);
+    return status;
+}
+
+void
+gq_rule_free (gq_rule **rule_p)
+{
+    gq_rule *rule = *rule_p;
+    if (rule == NULL)
+        return;
+    for (size_t i = 0; i < GQ_SLOTS_MAX; i++)
+        free (rule->memory[i]);
+    if (rule->library != NULL)
+        dlclose (rule->library);
+    free (rule);
+    *rule_p = NULL;
+}
+
+static double
+initial_value (const gq_rule *rule, const char *name)
+{
+    return rule->plugin->initial == NULL ? 0 : rule->plugin->initial (rule->values, name);
+}
+
+gq_status
+gq_rule_reset (gq_rule *rule, uint64_t n)
+{
+    assert (n <= GQ_PARAMETERS_MAX);
+    void *memory[GQ_SLOTS_MAX] = {NULL};
+    for (size_t i = 0; i < rule->slot_count; i++) {
+        /* calloc, not memset: a slot that the rule never touches never takes memory. */
+        memory[i] = calloc (1, (size_t)n * sizeof (float) + SLOT_ALIGNMENT);
+        if (memory[i] == NULL) {
+            for (size_t j = 0; j < i; j++)
+                free (memory[j]);
+            return GQ_MEMORY;
+        }
+    }
+    for (size_t i = 0; i < rule->slot_count; i++) {
+        free (rule->memory[i]);
+        rule->memory[i] = memory[i];
+        uintptr_t past = (uintptr_t)memory[i] % SLOT_ALIGNMENT;
+        rule->slots[i] = (float *)(void *)((char *)memory[i] + (SLOT_ALIGNMENT - past));
+        float value = (float)initial_value (rule, rule->plugin->slots[i]);
+        for (uint64_t j = 0; value != 0 && j < n; j++)
+            rule->slots[i][j] = value;
+    }
+    for (size_t i = 0; i < rule->scalar_count; i++)
+        rule->scalars[i] = initial_value (rule, rule->plugin->scalars[i]);
+    rule->n = n;
+    rule->steps = 0;
+    rule->last_norm = 0;
+    return GQ_OK;
+}
+
+/* As torch.nn.utils.clip_grad_norm_: min (1, clip / (norm + 1e-6)); the 1e-6 is PyTorch's. */
+static float
+clipped_scale (gq_rule *rule, const float *gradient, float scale)
+{
+    double clip = rule->values[rule->own_count + GQ_HOST_CLIP_NORM];
+    rule->last_norm = 0;
+    if (clip == 0)
+        return scale;
+    rule->last_norm = fabs ((double)scale) * sqrt (gq_sum_squares (gradient, rule->n));
+    double factor = clip / (rule->last_norm + 1e-6);
+    return factor < 1 ? (float)(scale * factor) : scale;
+}
+
+void
+gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gradient, float scale)
+{
+    assert (rule->n == 0 || weights + rule->n <= next || next + rule->n <= weights);
+    assert (rule->slot_count == 0 || rule->slots[0] != NULL);
+    float constants[GQ_CONSTANTS_MAX] = {0};
+    scale = clipped_scale (rule, gradient, scale);
+    rule->steps++;
+    gq_step step = {
+        .settings = rule->values,
+        .lr_factor = gq_schedule_factor (rule->values + rule->own_count, rule->steps),
+        .step = rule->steps,
+        .scalars = rule->scalars,
+        .constants = constants,
+    };
+    rule->plugin->begin (&step);
+    rule->plugin->apply[rule->level](constants, scale, (size_t)rule->n, weights, next, gradient,
+                                     rule->slots);
+}
+
+const gq_optimizer *
+gq_rule_plugin (const gq_rule *rule)
+{
+    return rule->plugin;
+}
+
+size_t
+gq_rule_slot_count (const gq_rule *rule)
+{
+    return rule->slot_count;
+}
+
+float *
+gq_rule_slot (gq_rule *rule, size_t index)
+{
+    assert (index < rule->slot_count);
+    return rule->slots[index];
+}
+
+size_t
+gq_rule_scalar_count (const gq_rule *rule)
+{
+    return rule->scalar_count;
+}
+
+double *
+gq_rule_scalars (gq_rule *rule)
+{
+    return rule->scalars;
+}
+
+uint64_t
+gq_rule_steps (const gq_rule *rule)
+{
+    return rule->steps;
+}
+
+void
+gq_rule_set_steps (gq_rule *rule, uint64_t steps)
+{
+    rule->steps = steps;
+}
+
+double
+gq_rule_last_norm (const gq_rule *rule)
+{
+    return rule->last_norm;
+}
+
+int
+gq_rule_setting (const gq_rule *rule, size_t index, const char **key, char value[GQ_SETTING_TEXT])
+{
+    if (index >= rule->own_count + GQ_HOST_SETTING_COUNT)
+        return 0;
+    *key = rule->rows[index].name;
+    gq_setting_text (&rule->rows[index], rule->values[index], value);
+    return 1;
+}
+
+const char *
+gq_rule_cpu (const gq_rule *rule)
+{
+    return level_names[rule->level];
+}

@@ -1,0 +1,25 @@
+/*
+ * What every long-running process does before its first socket.
+ */
+#ifndef GQ_SERVICE_H
+#define GQ_SERVICE_H
+
+#include "gradq/status.h"
+
+/*
+ * Ignore SIGPIPE, block SIGINT, SIGTERM and SIGUSR1 in this and all later threads, raise the limit
+ * of open files (ZeroMQ aborts when accept runs out of them), keep czmq's signal handlers away.
+ * Returns a signalfd that delivers the blocked signals; -1 with *error.
+ */
+int gq_service_start (gq_error *error);
+
+/* The next signal waiting on that descriptor, 0 for none. */
+int gq_service_signal (int signal_fd);
+
+/*
+ * Create and lock `path` (flock) for as long as the returned descriptor stays open.
+ * GQ_OK; GQ_REFUSED: another process holds it; GQ_IO with *error.
+ */
+GQ_CHECK gq_status gq_service_lock (int *fd, const char *path, gq_error *error);
+
+#endif

@@ -1,0 +1,87 @@
+/*
+ * Socket options.  The measured reasons stand in docs/ARCHITECTURE.md, "What ZeroMQ does".
+ */
+#include "socket.h"
+
+#include <assert.h>
+#include <zmq.h>
+
+/* Back from a dead peer within a tenth of a second at first, then every second. */
+enum { RECONNECT_MS = 100, RECONNECT_MS_MAX = 1000 };
+
+static void
+set_int (void *socket, int option, int value)
+{
+    int rc = zmq_setsockopt (socket, option, &value, sizeof value);
+    assert (rc == 0);
+    (void) rc;
+}
+
+void
+gq_socket_set (void *socket, const gq_socket_options *options)
+{
+    set_int (socket, ZMQ_LINGER, options->linger_ms);
+    set_int (socket, ZMQ_SNDHWM, options->send_hwm);
+    set_int (socket, ZMQ_RCVHWM, options->receive_hwm);
+    if (options->buffer_bytes > 0) {
+        set_int (socket, ZMQ_SNDBUF, options->buffer_bytes);
+        set_int (socket, ZMQ_RCVBUF, options->buffer_bytes);
+    }
+    int64_t bytes_max = options->message_bytes_max;
+    int rc = zmq_setsockopt (socket, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max);
+    assert (rc == 0);
+    (void) rc;
+    set_int (socket, ZMQ_RECONNECT_IVL, RECONNECT_MS);
+    set_int (socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MS_MAX);
+    set_int (socket, ZMQ_TCP_KEEPALIVE, 1);
+    set_int (socket, ZMQ_TCP_KEEPALIVE_IDLE, 30);
+    set_int (socket, ZMQ_TCP_KEEPALIVE_INTVL, 10);
+    if (options->conflate)
+        set_int (socket, ZMQ_CONFLATE, 1);
+    /* Queue nothing for a peer that is not there: the caller keeps what it could not send. */
+    if (options->type == ZMQ_PUSH || options->type == ZMQ_DEALER)
+        set_int (socket, ZMQ_IMMEDIATE, 1);
+}
+
+void *
+gq_socket_connect (void *context, const gq_socket_options *options, const char *endpoint,
+                   gq_error *error)
+{
+    void *socket = zmq_socket (context, options->type);
+    if (socket == NULL) {
+        gq_fail (error, GQ_MEMORY, "no socket: %s", zmq_strerror (zmq_errno ()));
+        return NULL;
+    }
+    gq_socket_set (socket, options);
+    if (zmq_connect (socket, endpoint) != 0) {
+        gq_fail (error, GQ_INVALID, "cannot connect to %s: %s", endpoint,
+                 zmq_strerror (zmq_errno ()));
+        zmq_close (socket);
+        return NULL;
+    }
+    return socket;
+}
+
+gq_status
+gq_socket_send (void *socket, const void *bytes, size_t size)
+{
+    return zmq_send (socket, bytes, size, ZMQ_DONTWAIT) >= 0 ? GQ_OK : GQ_AGAIN;
+}
+
+bool
+gq_socket_whole (void *socket)
+{
+    bool whole = true;
+    int more = 0;
+    size_t more_size = sizeof more;
+    while (zmq_getsockopt (socket, ZMQ_RCVMORE, &more, &more_size) == 0 && more) {
+        whole = false;
+        zmq_msg_t rest;
+        zmq_msg_init (&rest);
+        int rc = zmq_msg_recv (&rest, socket, ZMQ_DONTWAIT);
+        zmq_msg_close (&rest);
+        if (rc < 0)
+            break;
+    }
+    return whole;
+}

@@ -1,0 +1,3 @@
+/* Test data: begin is missing. */
+#define BAD_BEGIN NULL
+#include "template.h"

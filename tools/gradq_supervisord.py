@@ -1,0 +1,29 @@
+"""supervisord with one rule added: an expected exit is never "too quick".
+
+Not on a gradient's path: the parent of every process of a run.  Must never look at gradients.
+
+supervisord judges an exit by its code only after `startsecs`; before that it restarts whatever
+the code says.  A process that refuses its configuration (exit 2 or 78) does so at once, and would
+come back twenty times; an actor that finished early with exit 0 would do its work again.
+"""
+
+import sys
+import time
+
+from supervisor import supervisord
+from supervisor.options import decode_wait_status
+from supervisor.process import Subprocess
+
+_finish = Subprocess.finish
+
+
+def finish(self, pid, sts):
+    code, _ = decode_wait_status(sts)
+    if code in self.config.exitcodes:
+        self.laststart = min(self.laststart, time.time() - self.config.startsecs - 1)
+    return _finish(self, pid, sts)
+
+
+if __name__ == "__main__":
+    Subprocess.finish = finish
+    supervisord.main(sys.argv[1:])
