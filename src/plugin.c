@@ -1,6 +1,6 @@
 /*
- * Plug-in host: step 5 of a gradient's path, one step of the update rule.  It owns all that the rule
- * remembers: settings, slots, scalars, the number of steps.
+ * Plug-in host: step 5 of a gradient's path, one step of the update rule.  It owns all that the
+ * rule remembers: settings, slots, scalars, the number of steps.
  *
  * Never writes to the weights that it reads from: readers may still hold them.
  */
@@ -152,8 +152,9 @@ gq_status
 gq_rule_reset (gq_rule *rule, uint64_t n)
 {
     assert (n <= GQ_PARAMETERS_MAX);
+    const size_t slot_count = rule->slot_count;
     void *memory[GQ_SLOTS_MAX] = {NULL};
-    for (size_t i = 0; i < rule->slot_count; i++) {
+    for (size_t i = 0; i < slot_count; i++) {
         /* calloc, not memset: a slot that the rule never touches never takes memory. */
         memory[i] = calloc (1, (size_t)n * sizeof (float) + SLOT_ALIGNMENT);
         if (memory[i] == NULL) {
@@ -162,7 +163,7 @@ gq_rule_reset (gq_rule *rule, uint64_t n)
             return GQ_MEMORY;
         }
     }
-    for (size_t i = 0; i < rule->slot_count; i++) {
+    for (size_t i = 0; i < slot_count; i++) {
         free (rule->memory[i]);
         rule->memory[i] = memory[i];
         uintptr_t past = (uintptr_t)memory[i] % SLOT_ALIGNMENT;

@@ -57,9 +57,9 @@ block_sum_squares (const float *x, uint64_t n)
 }
 
 /*
- * Blocks are summed pairwise, as a binary counter carries: tree[k] holds the sum of 2^k neighbouring
- * blocks while bit k of the number of blocks so far is set.  Error grows with the logarithm of n
- * (Higham, Accuracy and Stability of Numerical Algorithms, section 4.1).
+ * Blocks are summed pairwise, as a binary counter carries: tree[k] holds the sum of 2^k
+ * neighbouring blocks while bit k of the number of blocks so far is set.  The error grows with the
+ * logarithm of n (Higham, Accuracy and Stability of Numerical Algorithms, section 4.1).
  */
 double
 gq_sum_squares (const float *x, uint64_t n)

@@ -62,7 +62,7 @@ gq_setting_check (const gq_setting *row, const char *owner, gq_error *error)
     size_t length = 0, count = 0;
     if (row->choices == NULL)
         return GQ_OK;
-    for (const char *word; (word = choice_at (row->choices, count, &length)) != NULL; count++)
+    for (; choice_at (row->choices, count, &length) != NULL; count++)
         if (length == 0 || length >= GQ_SETTING_TEXT)
             return gq_fail (error, GQ_INVALID, "%s: setting %s: choices \"%s\" has a bad word",
                             owner, row->name, row->choices);

@@ -51,7 +51,7 @@ void gq_setting_text (const gq_setting *row, double value, char text[GQ_SETTING_
  * Factor on the learning rate of step `step` (1, 2, ...) from the host's values; t = step - 1:
  *   step <= warmup                step / warmup
  *   constant                      1
- *   linear                        (total - t) / (total - warmup)                 0 from t = total on
+ *   linear                        (total - t) / (total - warmup)              0 from t = total on
  *   cosine                        (1 + cos (pi (t - warmup) / (total - warmup))) / 2, likewise
  * (Loshchilov and Hutter, 2017, arXiv:1608.03983, equation 5, without restarts.)  The same bits on
  * every CPU: no libm.

@@ -14,7 +14,7 @@
 
 #include "plugin.h"
 
-#define SEED     20240229u
+#define SEED 20240229u
 /* "key=value" words and the NULL at their end. */
 #define SETS_MAX 8
 /* Sizes up to this: every remainder of the widest vector, four times over. */

@@ -98,8 +98,8 @@ read_file (const char *path)
     return file;
 }
 
-/* Every element of `mine` (f32) within 1e-6 + 2e-5 |want| of `golden` (f64): tests/data/golden's own
- * bound, of which PyTorch's float32 uses up to 0.7. */
+/* Every element of `mine` (f32) within 1e-6 + 2e-5 |want| of `golden` (f64): the bound that came
+ * with the data, of which PyTorch's float32 uses up to 0.7. */
 static void
 expect_near (const gq_safetensors *out, const char *mine, const gq_safetensors *in,
              const char *golden, const char *label)

@@ -36,7 +36,7 @@ typedef struct trial {
     gq_tensor *tensors; /* [at_count * (1 + slot count)] */
     size_t tensor_count;
     char (*names)[TENSOR_NAME_MAX];
-    char *copies; /* f32[n] for each tensor */
+    float *copies; /* f32[n] for each tensor */
 } trial;
 
 static int
@@ -141,7 +141,7 @@ keep (trial *t, const char *name, uint64_t step, const float *values)
     size_t bytes = (size_t)t->n * sizeof (float), index = t->tensor_count++;
     snprintf (t->names[index], TENSOR_NAME_MAX, "%.*s@%llu", GQ_NAME_MAX, name,
               (unsigned long long)step);
-    char *copy = t->copies + index * bytes;
+    float *copy = t->copies + index * (size_t)t->n;
     memcpy (copy, values, bytes);
     t->tensors[index] = (gq_tensor){.name = t->names[index],
                                     .dtype = GQ_DTYPE_F32,

@@ -24,6 +24,8 @@ from gradq_run import (EXIT_CONFIG, FINAL_EXITS, STOP_WAIT_S, Failure, kind_of, 
 RPC_WAIT_S = 15
 START_WAIT_S = 15
 POLL_S = 0.05
+# Crashes in a row after which a process is held to be broken: one or two may be a race at start.
+CRASHES_MAX = 3
 
 
 class Gone(Exception):
@@ -36,6 +38,8 @@ class Supervisor:
         self.socket = run.settings["supervisor_socket"]
         self.child = None
         self.pid = None
+        self.log_offset = 0
+        self.spawns, self.crashes = {}, {}
 
     def call(self, method, *arguments):
         """One RPC on a connection of its own; Gone when nobody answers."""
@@ -89,32 +93,44 @@ class Supervisor:
 
     # ---- processes ----
 
-    def spawns(self):
-        """Starts so far by name, from supervisord's log."""
-        counts = {}
-        with open(self.run.path("supervisor", "supervisord.log"), encoding="utf-8",
-                  errors="replace") as file:
-            for line in file:
-                found = re.search(r" spawned: '([^']+)' with pid", line)
-                if found:
-                    counts[found[1]] = counts.get(found[1], 0) + 1
-        return counts
+    def read_log(self):
+        """Count starts, and crashes in a row, of each process from supervisord's log.
+
+        A crash: an exit of its own accord that is not expected, before it ran for startsecs.
+        SIGKILL is somebody else's doing.
+        """
+        with open(self.run.path("supervisor", "supervisord.log"), "rb") as file:
+            file.seek(self.log_offset)
+            data = file.read()
+        whole = data[:data.rfind(b"\n") + 1]
+        self.log_offset += len(whole)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            found = re.search(r" INFO spawned: '([^']+)' with pid", line)
+            if found:
+                self.spawns[found[1]] = self.spawns.get(found[1], 0) + 1
+            found = re.search(r" INFO success: (\S+) entered RUNNING state", line)
+            if found:
+                self.crashes[found[1]] = 0
+            found = re.search(r" WARN exited: (\S+) \(.*; not expected\)", line)
+            if found and "SIGKILL" not in line:
+                self.crashes[found[1]] = self.crashes.get(found[1], 0) + 1
 
     def processes(self):
-        """[{name, state, pid, restarts, exit}] in start order.
+        """[{name, state, pid, restarts, exit, crashes}] in start order.
 
         supervisord says STARTING for the first seconds of a process that runs; for people it
         runs, so it is RUNNING here.  restarts: starts after the first, asked for or not.
         """
-        spawns = self.spawns()
+        self.read_log()
         rows = []
         for info in self.call("supervisor.getAllProcessInfo"):
             state = info["statename"]
             if state == "STARTING" and info["pid"]:
                 state = "RUNNING"
             rows.append({"name": info["name"], "state": state, "pid": info["pid"] or None,
-                         "restarts": max(0, spawns.get(info["name"], 0) - 1),
-                         "exit": info["exitstatus"], "error": info["spawnerr"]})
+                         "restarts": max(0, self.spawns.get(info["name"], 0) - 1),
+                         "exit": info["exitstatus"],
+                         "crashes": self.crashes.get(info["name"], 0)})
         return sorted(rows, key=lambda row: order(row["name"]))
 
     def process(self, name):
@@ -125,7 +141,8 @@ class Supervisor:
         rows = self.processes()
         ended = [row for row in rows if row["state"] in ("FATAL", "EXITED", "UNKNOWN")]
         actors = [row for row in rows if kind_of(row["name"]) == "actor"]
-        bad = [row for row in ended if row["exit"] or row["state"] != "EXITED"]
+        bad = [row for row in rows if row["crashes"] >= CRASHES_MAX
+               or row["state"] in ("FATAL", "UNKNOWN") or (row in ended and row["exit"])]
         for row in ended:
             if kind_of(row["name"]) in ("broker", "optimizer"):
                 return self.explain(row)
@@ -138,7 +155,7 @@ class Supervisor:
         name = row["name"]
         config = row["state"] == "EXITED" and row["exit"] in FINAL_EXITS[1:]
         how = (f"ended with exit code {row['exit']}" if row["state"] == "EXITED"
-               else f"does not stay up ({row['restarts'] + 1} starts)")
+               else f"does not stay up ({row['crashes']} crashes in a row)")
         tail = "\n".join("  " + line for line in self.run.log_tail(name))
         return Failure(f"{name} {how}; it said:\n{tail or '  nothing'}\n"
                        f"(tools/gradq logs {name} --run {shlex.quote(self.run.given)})",

@@ -15,7 +15,7 @@ import sys
 import time
 
 from gradq_run import EXIT_FAILED, kind_of
-from gradq_super import Gone
+from gradq_super import CRASHES_MAX, Gone
 
 WINDOW = 100  # episodes whose mean return counts: Gymnasium's measure for CartPole
 TICK_S = 0.1
@@ -214,14 +214,17 @@ class Watch:
         return None
 
     def tell_ended(self, row):
-        """One sentence when an actor ends for good while the others go on."""
-        if row["state"] not in ("EXITED", "FATAL"):
+        """One sentence when an actor ends, or keeps crashing, while the others go on."""
+        broken = row["crashes"] >= CRASHES_MAX
+        if row["state"] not in ("EXITED", "FATAL") and not broken:
             self.told.discard(row["name"])
         elif row["name"] not in self.told:
             self.told.add(row["name"])
             self.line.end()
-            print(f"{row['name']} has ended ({row['state']}, exit code {row['exit']}); "
-                  "the others go on", flush=True)
+            how = ("keeps crashing" if broken else
+                   "has finished" if not row["exit"] else f"ended with exit code {row['exit']}")
+            print(f"{row['name']} {how} (tools/gradq logs {row['name']}); the others go on",
+                  flush=True)
 
     def report(self, record, now):
         steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.reported)

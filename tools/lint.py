@@ -170,7 +170,9 @@ def included(path: Path, name: str):
 def check_includes() -> list:
     findings = []
     for path in files(".c", ".h"):
-        folder = "optimizer/plugins" if path.parts[1] == "plugins" else path.parts[0]
+        folder = path.parts[0]
+        if path.parts[:2] == ("optimizer", "plugins"):
+            folder = "optimizer/plugins"
         if folder not in MAY_INCLUDE:
             continue
         lines = (ROOT / path).read_text().splitlines()

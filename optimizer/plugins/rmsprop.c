@@ -4,7 +4,7 @@
  *
  *     v <- alpha v + (1 - alpha) g g                      Tieleman and Hinton, 2012, lecture 6.5
  *     outside:  d = g / (sqrt (v) + eps)
- *     inside:   d = g / sqrt (v + eps)                    Mnih et al., 2016, arXiv:1602.01783, sec. 4
+ *     inside:   d = g / sqrt (v + eps)                    Mnih et al., 2016, arXiv:1602.01783
  *     w <- w - lr d,   or with momentum   b <- momentum b + d,  w <- w - lr b
  *
  * Never touches momentum_buffer while momentum is 0: the slot then costs address space, no memory.
