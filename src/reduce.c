@@ -40,8 +40,8 @@ gq_all_finite (const float *x, uint64_t n)
 
 /* Element i of x[n], n <= BLOCK, goes to lane i % LANES; then the upper half of the lanes is added
  * to the lower half until one is left.  A product of two float32 is exact in double. */
-static double
-block_sum_squares (const float *x, uint64_t n)
+static inline __attribute__ ((always_inline)) double
+block_kernel (const float *x, uint64_t n)
 {
     double lanes[LANES] = {0};
     uint64_t whole = n - n % LANES;
@@ -54,6 +54,31 @@ block_sum_squares (const float *x, uint64_t n)
         for (unsigned lane = 0; lane < half; lane++)
             lanes[lane] += lanes[lane + half];
     return lanes[0];
+}
+
+static double
+block_base (const float *x, uint64_t n)
+{
+    return block_kernel (x, n);
+}
+
+#if defined(__x86_64__)
+static __attribute__ ((target ("avx2"))) double
+block_avx2 (const float *x, uint64_t n)
+{
+    return block_kernel (x, n);
+}
+#endif
+
+/* Both give the same bits: lanes are lanes, and -ffp-contract=off keeps products apart from sums. */
+static double
+block_sum_squares (const float *x, uint64_t n)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports ("avx2"))
+        return block_avx2 (x, n);
+#endif
+    return block_base (x, n);
 }
 
 /*

@@ -8,6 +8,7 @@
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,14 +27,28 @@ build_path (const char *below)
 {
     static char paths[4][600];
     static int turn = 0;
-    char *path = paths[turn++ % 4];
-    ssize_t length = readlink ("/proc/self/exe", path, 512);
-    cr_assert (length > 0 && length < 512);
-    path[length] = '\0';
+    char *path = paths[turn++ % 4], program[512];
+    ssize_t length = readlink ("/proc/self/exe", program, sizeof program - 1);
+    cr_assert (length > 0 && length < (ssize_t)sizeof program - 1);
+    program[length] = '\0';
     for (int up = 0; up < 2; up++)
-        *strrchr (path, '/') = '\0';
-    strcat (path, "/");
-    return strcat (path, below);
+        *strrchr (program, '/') = '\0';
+    snprintf (path, sizeof paths[0], "%s/%s", program, below);
+    return path;
+}
+
+/* x[n] and y[n] agree to the last bit, the sign of zero included. */
+static inline int
+same_bits (const float *x, const float *y, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t a, b;
+        memcpy (&a, &x[i], sizeof a);
+        memcpy (&b, &y[i], sizeof b);
+        if (a != b)
+            return 0;
+    }
+    return 1;
 }
 
 static inline size_t

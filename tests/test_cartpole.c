@@ -93,7 +93,7 @@ Test (cartpole, recording_has_1000_steps_falls_both_edges_and_a_time_limit)
     unload (&r);
 }
 
-Test (cartpole, plays_recorded_episodes_of_gymnasium_bit_for_bit)
+Test (cartpole, observations_equal_recorded_ones_of_gymnasium_bit_for_bit)
 {
     recording r = load ();
     gq_env *env = make ();
@@ -114,8 +114,8 @@ Test (cartpole, plays_recorded_episodes_of_gymnasium_bit_for_bit)
             cr_assert_eq (outcome.terminated, r.terminated[i] != 0, "episode %zu step %d", e, t);
             cr_assert_eq (outcome.truncated, r.truncated[i] != 0, "episode %zu step %d", e, t);
             cr_assert_eq ((double)outcome.reward, (double)r.rewards[i]);
-            /* Not bit for bit: numpy's sine and cosine and the C library's may differ in the last
-             * place, 1e-16, and an episode's dynamics amplify that; measured are 1e-15. */
+            /* In double not bit for bit: numpy's sine and cosine and this C library's may differ
+             * in the last place, 1e-16, and the dynamics of 500 steps amplify that. */
             for (int k = 0; k < 4; k++)
                 cr_assert_float_eq (state[k], r.states[4 * i + (size_t)k], 1e-12,
                                     "episode %zu step %d component %d: %.17g is not %.17g", e, t, k,

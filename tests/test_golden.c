@@ -5,18 +5,13 @@
  * Data: tests/data/golden/ (n = 257, 50 steps; columns 0-5 are always zero, 1e-20, 1e4, rare,
  * constant and alternating; steps 20-24 are silent).
  */
-#include <criterion/criterion.h>
+#include "rule_testing.h"
+
 #include <fcntl.h>
-#include <math.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "plugin.h"
 #include "safetensors.h"
 
 TestSuite (golden, .timeout = 60);
@@ -26,7 +21,7 @@ TestSuite (golden, .timeout = 60);
 extern char **environ;
 
 typedef struct place {
-    char program[512];
+    char program[600];
     char scratch[64], in[80], out[80], log[80];
     char said[4096]; /* stderr of the last run */
 } place;
@@ -34,14 +29,9 @@ typedef struct place {
 static void
 setup (place *p)
 {
-    ssize_t length = readlink ("/proc/self/exe", p->program, sizeof p->program - 32);
-    cr_assert (length > 0);
-    p->program[length] = '\0';
-    for (int up = 0; up < 2; up++)
-        *strrchr (p->program, '/') = '\0'; /* build/tests/unit -> build */
-    strcat (p->program, "/gradq-try");
+    snprintf (p->program, sizeof p->program, "%s", build_path ("gradq-try"));
     cr_assert_eq (access (p->program, X_OK), 0, "%s is not built", p->program);
-    strcpy (p->scratch, "/tmp/gradq-golden-XXXXXX");
+    snprintf (p->scratch, sizeof p->scratch, "/tmp/gradq-golden-XXXXXX");
     cr_assert_not_null (mkdtemp (p->scratch));
     snprintf (p->in, sizeof p->in, "%s/in", p->scratch);
     snprintf (p->out, sizeof p->out, "%s/out", p->scratch);
@@ -347,7 +337,7 @@ Test (golden, try_writes_the_same_weights_at_every_cpu_level)
         cr_assert_eq (gq_safetensors_copy (out, "w@50", GQ_DTYPE_F32, 257, w, &error), GQ_OK);
         if (i == 0)
             memcpy (first, w, sizeof w);
-        cr_expect_eq (memcmp (first, w, sizeof w), 0, "%s gives other bits", levels[i]);
+        cr_expect (same_bits (first, w, 257), "%s gives other bits", levels[i]);
         gq_safetensors_free (&out);
     }
     teardown (&p);

@@ -279,7 +279,7 @@ Test (rollout, cartpole_is_solved_with_adam_and_the_default_settings)
         for (int i = 0; i < KEPT; i++)
             mean += last[i] / KEPT;
     }
-    /* Worst of 60 runs with other seeds: 137,000 steps. */
+    /* The worst of 60 runs with 1, 4 or 8 players took 155,000 steps. */
     cr_assert_geq (mean, 475.0, "mean %g of the last 100 episodes after %llu steps", mean,
                    (unsigned long long)gq_rollout_steps (p.rollout));
     drop_player (&p);

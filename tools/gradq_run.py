@@ -100,6 +100,10 @@ class Run:
     def path(self, *parts):
         return os.path.join(self.dir, *parts)
 
+    def shown(self, path):
+        """A path inside, as the user named the run directory."""
+        return os.path.join(self.given, os.path.relpath(path, self.dir))
+
     def binary(self, name):
         path = os.path.join(self.build, "gradq-" + name)
         if not os.access(path, os.X_OK):

@@ -92,10 +92,12 @@ def check_tidy() -> list:
 
 
 def check_cppcheck() -> list:
-    # unknownMacro: Criterion's Test() is none of C's.  Tests are left to clang-tidy.
+    # Tests are left to clang-tidy: cppcheck takes Criterion's Test () for a syntax error.
+    # varFuncNullUB: NULL after the last argument is a null pointer wherever glibc is.
     folders = [folder for folder in CODE_FOLDERS if folder not in ("include", "tests")]
     return tool(["cppcheck", "--quiet", "--error-exitcode=1", "--std=c11", "--inline-suppr",
                  "--enable=warning,performance,portability", "--suppress=missingIncludeSystem",
+                 "--suppress=varFuncNullUB",
                  "--template={file}:{line}: {message} [{id}]", "-D_GNU_SOURCE", "-Iinclude",
                  "-Isrc", "-I.", *[folder for folder in folders if (ROOT / folder).is_dir()]])
 
