@@ -70,7 +70,7 @@ block_avx2 (const float *x, uint64_t n)
 }
 #endif
 
-/* Both give the same bits: lanes are lanes, and -ffp-contract=off keeps products apart from sums. */
+/* Both give the same bits: -ffp-contract=off keeps products apart from sums. */
 static double
 block_sum_squares (const float *x, uint64_t n)
 {

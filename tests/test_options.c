@@ -195,8 +195,10 @@ Test (options, settings_of_other_programs_are_passed_over)
     setenv ("GRADQ_WINDOW", "3", 1);
     setenv ("GRADQ_PYTHON", "python3", 1);
     setenv ("GRADQ_TEST_SOMETHING", "1", 1);
-    use_ini ("[gradq]\nwindow = 4\ncapacity = 5\n[actor]\nwindow = 6\nwindow = 7\n");
+    use_ini ("[gradq]\nwindow = 4\ncapacity = 5\n[actor]\nwindow = 6\nwindow = 7\n"
+             "log-level = debug\n");
     ACCEPT (BROKER, NULL);
+    cr_assert_str_eq (gq_options_text (options, "log-level"), "info");
     cr_assert_eq (gq_options_count (options, "capacity"), 5);
 }
 
@@ -217,8 +219,18 @@ Test (options, counts_are_taken_at_their_bounds_and_refused_beyond)
     cr_assert_eq (gq_options_count (options, "capacity"), 1);
     ACCEPT (BROKER, "--capacity=65536");
     cr_assert_eq (gq_options_count (options, "capacity"), 65536);
-    static const char *const bad[] = {
-        "0", "65537", "-1", "+1", " 1", "1 ", "1.0", "0x10", "x", "inf", "18446744073709551617"};
+    static const char *const bad[] = {"0",
+                                      "65537",
+                                      "-1",
+                                      "+1",
+                                      " 1",
+                                      "1 ",
+                                      "1.0",
+                                      "0x10",
+                                      "x",
+                                      "inf",
+                                      "18446744073709551617",
+                                      "18446744073709551621"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         cr_assert_eq (READ (BROKER, "--capacity", bad[i]), GQ_INVALID, "'%s' was taken", bad[i]);
 }
@@ -247,7 +259,7 @@ Test (options, bytes_take_binary_units)
                 {"256M", 268435456}, {"2MiB", 2097152},
                 {"1G", 1073741824},  {"1000000000000000", UINT64_C (1000000000000000)}};
     static const char *const bad[] = {"4095",  "1000000000000001",   "4KB", "4 K", "K", "4T",
-                                      "4KiBx", "18014398509481985K", "-4K", "4.5M"};
+                                      "4KiBx", "18014398509481988K", "-4K", "4.5M"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         ACCEPT (BROKER, "--queue-bytes", good[i].word);
         cr_assert_eq (gq_options_count (options, "queue-bytes"), good[i].bytes, "%s", good[i].word);

@@ -230,12 +230,13 @@ Test (safetensors, header_that_is_no_json_object_is_malformed)
     refuse ("{\"\xff\":{}}", 0, "decode");
 }
 
-Test (safetensors, nul_in_a_name_is_malformed)
+Test (safetensors, nul_in_a_name_or_value_is_malformed)
 {
     static uint8_t bytes[FILE_BYTES_MAX];
     static const char raw[] = "{\"a\0b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
     gq_error error;
     refuse ("{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "header");
+    refuse ("{\"__metadata__\":{\"k\":\"a\\u0000b\"}}", 0, "header");
     const size_t size = compose (bytes, raw, sizeof raw - 1, 1);
     cr_assert_eq (parse_guarded (bytes, size, &error), GQ_MALFORMED);
 }

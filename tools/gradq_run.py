@@ -100,6 +100,18 @@ class Run:
     def path(self, *parts):
         return os.path.join(self.dir, *parts)
 
+    def write_result(self, code, text):
+        self.write("result.json", json.dumps({"exit": code, "text": text}) + "\n")
+
+    def result(self):
+        """(exit code, sentence) of the run's end; None while there is none."""
+        try:
+            with open(self.path("result.json"), encoding="utf-8") as file:
+                result = json.load(file)
+            return result["exit"], result["text"]
+        except (OSError, ValueError, KeyError):
+            return None
+
     def shown(self, path):
         """A path inside, as the user named the run directory."""
         return os.path.join(self.given, os.path.relpath(path, self.dir))

@@ -148,6 +148,7 @@ class Watch:
         self.line = Line()
         self.begun = time.monotonic() - max(0.0, time.time() - self.settings["begun"])
         self.reported = time.monotonic()
+        self.measured = self.begun  # steps made before we watched belong to the first rate
         self.steps_before = 0
         self.told = set()
 
@@ -227,8 +228,9 @@ class Watch:
                   flush=True)
 
     def report(self, record, now):
-        steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.reported)
-        self.reported, self.steps_before = now, self.episodes.steps
+        steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.measured)
+        self.reported = self.measured = now
+        self.steps_before = self.episodes.steps
         elapsed, mean, get = now - self.begun, self.episodes.mean(), self.stats.get
         figures = {
             "time": round(time.time(), 3), "elapsed_s": round(elapsed, 3),

@@ -317,10 +317,16 @@ def test_up_refuses_a_directory_that_is_something_else(place):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["stauts"], "status"), (["up", "--optimiser", "adam"], "--optimizer"), (["up", "--actors", "x"],
-     "number"), (["up", "--set", "lr"], "KEY=VALUE"), (["up", "--address", "udp://x"], "tcp://"),
-    (["up", "--broker-option", "address=x"], "itself"), (["scale", "5000"], "4096"), ([], "COMMAND"),
-    (["swap"], "--optimizer"), (["up", "--target-return", "nan"], "number"),
+    ([], "COMMAND"),
+    (["stauts"], "status"),
+    (["up", "--optimiser", "adam"], "--optimizer"),
+    (["up", "--actors", "x"], "number"),
+    (["up", "--set", "lr"], "KEY=VALUE"),
+    (["up", "--address", "udp://x"], "tcp://"),
+    (["up", "--broker-option", "address=x"], "itself"),
+    (["up", "--target-return", "nan"], "number"),
+    (["scale", "5000"], "4096"),
+    (["swap"], "--optimizer"),
 ])
 def test_a_wrong_word_exits_2_and_names_the_right_one(words, said):
     answer = subprocess.run([GRADQ, *words], capture_output=True, text=True, timeout=WAIT_S,
