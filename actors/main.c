@@ -88,7 +88,7 @@ main (int argc, char **argv)
         return GQ_EXIT_OK;
     if (status != GQ_OK) {
         fprintf (stderr, "gradq-actor: %s\n", error.text);
-        return GQ_EXIT_USAGE;
+        return gq_options_exit (status);
     }
     /* One core per actor: the products are too small to share, and actors are many. */
     openblas_set_num_threads (1);

@@ -32,11 +32,13 @@ typedef struct broker {
     gq_broker_control *control;
 } broker;
 
+/* Say why this process ends: to whoever started it, and to the log when that is elsewhere. */
 static int
-complain (const gq_error *error, int code)
+complain (const gq_options *options, const gq_error *error, int code)
 {
     fprintf (stderr, "gradq-broker: %s\n", error->text);
-    gq_log (GQ_LOG_ERROR, "stopped", "message", "s", error->text, NULL);
+    if (options != NULL && gq_options_text (options, "log-file") != NULL)
+        gq_log (GQ_LOG_ERROR, "stopped", "message", "s", error->text, NULL);
     return code;
 }
 
@@ -126,11 +128,11 @@ run (const gq_options *options)
     gq_status status
         = gq_endpoints_derive (&self.endpoints, gq_options_text (options, "address"), &error);
     if (status != GQ_OK)
-        return complain (&error, GQ_EXIT_CONFIG);
+        return complain (options, &error, GQ_EXIT_CONFIG);
     umask (0077); /* ipc sockets are for this user */
     self.signal_fd = gq_service_start (&error);
     if (self.signal_fd < 0)
-        return complain (&error, GQ_EXIT_FAILED);
+        return complain (options, &error, GQ_EXIT_FAILED);
     status = start (&self, options, &error);
     if (status == GQ_OK) {
         gq_log (GQ_LOG_INFO, "ready", "address", "s", self.endpoints.control, "capacity", "u",
@@ -140,7 +142,7 @@ run (const gq_options *options)
     stop (&self);
     close (self.signal_fd);
     zsys_shutdown ();
-    return status == GQ_OK ? GQ_EXIT_OK : complain (&error, GQ_EXIT_FAILED);
+    return status == GQ_OK ? GQ_EXIT_OK : complain (options, &error, GQ_EXIT_FAILED);
 }
 
 int
@@ -151,15 +153,11 @@ main (int argc, char **argv)
     gq_status status = gq_options_read (&options, GQ_PROGRAM_BROKER, argc, argv, &error);
     if (status == GQ_AGAIN)
         return GQ_EXIT_OK;
-    if (status == GQ_OK) {
+    if (status == GQ_OK)
         status = gq_log_open ("broker", gq_options_text (options, "log-file"),
                               gq_log_level_from (gq_options_text (options, "log-level")), &error);
-        if (status == GQ_OK) {
-            int code = run (options);
-            gq_options_free (&options);
-            return code;
-        }
-        gq_options_free (&options);
-    }
-    return complain (&error, GQ_EXIT_USAGE);
+    int code = status == GQ_OK ? run (options)
+                               : complain (NULL, &error, gq_options_exit (status));
+    gq_options_free (&options);
+    return code;
 }

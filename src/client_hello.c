@@ -165,6 +165,8 @@ ask (gq_client *client, const char *text, const char *nonce, const gq_layout *pr
 {
     uint64_t ask_ns = 0; /* when to ask (again) */
     bool answered = false;
+    gq_fail (error, GQ_TIMEOUT, "%s answers, but not to a hello; is it a gradq broker's address?",
+             client->config.address); /* until an answer says more */
     for (;;) {
         uint64_t now_ns = gq_now_ns ();
         if (gq_client_interrupted (client))

@@ -27,6 +27,13 @@ check_tensor (const gq_tensor_shape *tensor, uint64_t *elements, gq_error *error
     if (length == 0 || length == GQ_NAME_MAX)
         return gq_fail (error, GQ_INVALID, "layout: a tensor's name must have 1 to %d bytes",
                         GQ_NAME_MAX - 1);
+    /* JSON carries names, safetensors keys them beside its own "__metadata__". */
+    json_t *text = json_string (tensor->name);
+    bool usable = text != NULL && strcmp (tensor->name, "__metadata__") != 0;
+    json_decref (text);
+    if (!usable)
+        return gq_fail (error, GQ_INVALID,
+                        "layout: a tensor's name must be UTF-8 and not __metadata__");
     if (tensor->rank > GQ_RANK_MAX)
         return gq_fail (error, GQ_INVALID, "layout: tensor %s has %u dimensions, at most %d are "
                         "allowed", tensor->name, tensor->rank, GQ_RANK_MAX);

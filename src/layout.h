@@ -21,7 +21,8 @@ typedef struct gq_layout {
 uint64_t gq_tensor_elements (const gq_tensor_shape *tensor);
 
 /*
- * Copy tensors[count], check names (not empty, unique), ranks, sizes against GQ_*_MAX, and digest.
+ * Copy tensors[count], check names (UTF-8, not empty, unique), ranks, sizes against GQ_*_MAX, and
+ * digest.
  * GQ_OK: *layout is filled, gq_layout_clear it.  GQ_INVALID with *error, GQ_MEMORY.
  */
 GQ_CHECK gq_status gq_layout_init (gq_layout *layout, const gq_tensor_shape *tensors, size_t count,

@@ -98,7 +98,7 @@ print_row (FILE *out, const gq_option_row *row)
 {
     char env_name[GQ_OPTION_NAME_MAX + 8], bounds[160], facts[512];
     const bool flag = row->type == GQ_OPTION_FLAG;
-    /* Units such as "FILE" stand for the value; those of numbers ("ms") are told with the bounds. */
+    /* "FILE" stands for the value itself; "ms" is told with the bounds. */
     const char *value = row->choices != NULL                                         ? row->choices
                         : row->unit != NULL && isupper ((unsigned char)row->unit[0]) ? row->unit
                                                                                      : "N";

@@ -46,7 +46,7 @@ row_count (void)
     size_t count = 0;
     while (gq_option_table[count].name != NULL)
         count++;
-    assert (count <= ROWS_MAX);
+    assert (count > 0 && count <= ROWS_MAX);
     return count;
 }
 

@@ -69,7 +69,6 @@ double gq_options_number (const gq_options *options, const char *name);
 bool gq_options_flag (const gq_options *options, const char *name);
 bool gq_options_given (const gq_options *options, const char *name); /* not the default */
 size_t gq_options_list (const gq_options *options, const char *name, const char *const **items);
-/* Operands after the options, when the program's rows allow none: always 0 and an error before. */
 
 /* What main returns for a status (sysexits): 0, 1, 2 usage, 69 unreachable, 78 configuration. */
 enum { GQ_EXIT_OK = 0, GQ_EXIT_FAILED = 1, GQ_EXIT_USAGE = 2, GQ_EXIT_UNREACHABLE = 69,

@@ -1,6 +1,6 @@
 /*
- * What the parts of the options engine share: options.c (sources and their order),
- * option_value.c (words to values), option_ini.c (the file), option_help.c (--help).  Nobody else includes this.
+ * What the parts of the options engine share: options.c (sources and their order), option_value.c
+ * (words to values), option_ini.c (the file), option_help.c (--help).  Nobody else includes this.
  */
 #ifndef GQ_OPTIONS_INTERNAL_H
 #define GQ_OPTIONS_INTERNAL_H

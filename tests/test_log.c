@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -252,6 +253,8 @@ Test (log, file_that_cannot_be_opened_is_io_and_the_old_one_stays)
 
 Test (log, full_device_loses_lines_and_keeps_errno)
 {
+    struct stat info;
+    cr_assert (stat ("/dev/full", &info) == 0 && S_ISCHR (info.st_mode), "no such device here");
     cr_assert_eq (gq_log_open ("broker", "/dev/full", GQ_LOG_INFO, NULL), GQ_OK);
     errno = ERANGE;
     gq_log (GQ_LOG_INFO, "lost", NULL);

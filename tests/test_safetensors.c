@@ -1,6 +1,6 @@
 /*
- * safetensors reader: what is accepted, and every class of what is not.  Inputs end at a guard page,
- * so that reading one byte too far is a crash.
+ * safetensors reader: what is accepted, and every class of what is not.  Inputs end at a guard
+ * page, so that reading one byte too far is a crash.
  */
 #include <criterion/criterion.h>
 

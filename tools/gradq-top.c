@@ -407,7 +407,7 @@ main (int argc, char **argv)
         return GQ_EXIT_OK;
     if (status != GQ_OK) {
         fprintf (stderr, "gradq-top: %s\n", error.text);
-        return GQ_EXIT_USAGE;
+        return gq_options_exit (status);
     }
     top_state top;
     configure (&top, options);

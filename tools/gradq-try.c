@@ -261,7 +261,7 @@ main (int argc, char **argv)
     if (status == GQ_AGAIN)
         return GQ_EXIT_OK;
     if (status != GQ_OK)
-        return failed (status == GQ_MEMORY ? GQ_EXIT_FAILED : GQ_EXIT_USAGE, &error);
+        return failed (gq_options_exit (status), &error);
     trial t = {.file = NULL};
     int code = run (&t, options);
     clear (&t);

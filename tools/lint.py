@@ -27,8 +27,8 @@ FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
 CODE_FOLDERS = ("include", "src", "broker", "optimizer", "actors", "tools", "tests")
 CLANG_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-Iinclude", "-Isrc", "-I."]
-# One file; the slowest needs a few seconds.
-TOOL_S = 120
+# One file; the slowest needs 8 s, on a machine that has nothing else to do.
+TOOL_S = 300
 # Who may include whom.  Tests may include everything.
 MAY_INCLUDE = {
     "include": {"include"},

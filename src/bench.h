@@ -1,0 +1,136 @@
+/*
+ * What gradq-bench measures: the limits of this machine, and the whole loop beside them.
+ *
+ * Off a gradient's path: it sends gradients of its own through real processes.  Must never touch a
+ * run that it did not start, and never leave a process or a file behind.
+ */
+#ifndef GQ_BENCH_H
+#define GQ_BENCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "gradq/limits.h"
+#include "gradq/status.h"
+
+/* Actors, each a thread with a client: more tells nothing about one machine. */
+#define GQ_BENCH_ACTORS_MAX 256
+/* Longest time to get processes, connections or a first message going. */
+#define GQ_BENCH_START_MS 30000
+
+/* One point to measure. */
+typedef struct gq_bench_point {
+    uint64_t params; /* elements of the vector */
+    uint32_t actors; /* 1 .. GQ_BENCH_ACTORS_MAX */
+    uint32_t window; /* gradients that each may have on the way */
+    const char *lane;
+    double seconds; /* of each measurement, after its warm-up */
+    /* Of the update rule, as in gq_rule_load. */
+    const char *optimizer;
+    const char *plugins;
+    const char *cpu;
+    const char *const *sets;
+    size_t set_count;
+    const char *log_level;      /* of broker and optimizer */
+    bool (*interrupted) (void); /* true: come back with GQ_CLOSED */
+} gq_bench_point;
+
+/*
+ * Bytes/s of a[i] = b[i] + s c[i] over arrays of doubles well beyond the last cache, one thread,
+ * the best of several passes, counted as STREAM does: 24 bytes an element, write-allocate not
+ * counted (McCalpin, 1995).  GQ_OK, GQ_MEMORY, GQ_CLOSED.
+ */
+GQ_CHECK gq_status gq_bench_triad (double *bytes_per_s, const gq_bench_point *point,
+                                   gq_error *error);
+
+typedef struct gq_bench_kernel {
+    double per_s;       /* calls of gq_rule_step, one thread */
+    double bytes_per_s; /* read: weights, gradient, slots; written: weights, slots */
+    char cpu[16];       /* instruction set in use */
+} gq_bench_kernel;
+
+/* The bare update rule on params elements; warm at sizes that fit a cache.  As gq_rule_load,
+ * GQ_MEMORY, GQ_CLOSED. */
+GQ_CHECK gq_status gq_bench_kernel_rate (gq_bench_kernel *kernel, const gq_bench_point *point,
+                                         gq_error *error);
+
+/* How messages wait at a raw ZeroMQ socket. */
+typedef enum gq_bench_buffers {
+    GQ_BENCH_ROOMY, /* ZeroMQ's default of 1,000 messages, less when that is too much memory */
+    GQ_BENCH_TIGHT  /* what gradq's gradient sockets have: 1 message, 64 KiB in the kernel */
+} gq_bench_buffers;
+
+/*
+ * Messages/s of `bytes` from point->actors senders to one receiver over ipc: PUSH to PULL (hops 1),
+ * or through a thread that forwards (hops 2).  Every thread has a context of its own, as processes
+ * have; senders make each message anew from a vector, as actors do.  GQ_OK, GQ_IO, GQ_TIMEOUT,
+ * GQ_MEMORY, GQ_CLOSED.
+ */
+GQ_CHECK gq_status gq_bench_hops (double *per_s, uint64_t bytes, unsigned hops,
+                                  gq_bench_buffers buffers, const gq_bench_point *point,
+                                  gq_error *error);
+
+typedef struct gq_bench_echo {
+    double per_s;  /* round trips */
+    double p50_us; /* of one round trip */
+    double p99_us;
+} gq_bench_echo;
+
+/*
+ * Messages of `bytes` that go two hops out and come two hops back, as gradient and weights do, with
+ * `in_flight` of them on the way.  Nothing looks into them.  Statuses as gq_bench_hops.
+ */
+GQ_CHECK gq_status gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes, uint32_t in_flight,
+                                       const gq_bench_point *point, gq_error *error);
+
+/* A broker and an optimizer of our own, in a directory of their own. */
+typedef struct gq_bench_service {
+    char directory[64];
+    char address[96];
+    pid_t broker, optimizer; /* 0: not running */
+} gq_bench_service;
+
+/* Are the programs beside this one?  GQ_OK, GQ_NOTFOUND. */
+GQ_CHECK gq_status gq_bench_service_find (gq_error *error);
+
+/*
+ * Start both.  No ZeroMQ context may exist: they are forked.  They die with the calling thread.
+ * GQ_OK: stop it.  GQ_IO, GQ_MEMORY: nothing is left.
+ */
+GQ_CHECK gq_status gq_bench_service_start (gq_bench_service *service, const gq_bench_point *point,
+                                           gq_error *error);
+
+/* GQ_OK: both run.  GQ_CLOSED: one ended, and *error has what it said last. */
+GQ_CHECK gq_status gq_bench_service_alive (gq_bench_service *service, gq_error *error);
+
+/* End both and remove the directory. */
+void gq_bench_service_stop (gq_bench_service *service);
+
+typedef struct gq_bench_loop {
+    uint64_t gradients;    /* that came back within the time */
+    double seconds;        /* the time: what was asked for, longer until the first came back */
+    double per_s;          /* of them, all actors together */
+    double p50_us, p99_us; /* pushed until acknowledged and the weights of it are here */
+    double versions_per_s; /* steps of the optimizer */
+    double seen_per_s;     /* versions that one actor saw */
+    char lane[16];         /* that was in use */
+} gq_bench_loop;
+
+/*
+ * The whole loop: broker and optimizer as processes, actors as threads that take the newest
+ * weights, copy a gradient in, commit it, and with `window` of them on the way wait for the oldest.
+ * GQ_OK.  GQ_TIMEOUT: nothing came back in time.  GQ_REFUSED: a gradient was refused or lost, so
+ * the rate would be none.  GQ_CLOSED, GQ_IO, GQ_MEMORY, and as gq_client_open.
+ */
+GQ_CHECK gq_status gq_bench_loop_rate (gq_bench_loop *figures, const gq_bench_point *point,
+                                       gq_error *error);
+
+/* A gradient, f32[count]: finite, of both signs, no denormals; yours to free.  NULL: memory. */
+float *gq_bench_vector (uint64_t count);
+
+/* Warm-up before a measurement of that many seconds, in ns. */
+uint64_t gq_bench_warm_ns (double seconds);
+
+#endif
