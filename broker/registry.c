@@ -1,5 +1,5 @@
 /*
- * Registry.  Reports are kept as the JSON they came as: the broker shows them and computes only
+ * Registry.  Of a report its known fields are kept: the broker shows them and computes only
  * what it alone can know, the ages and what a restart of the optimizer rolled back.
  */
 #include "registry.h"
@@ -7,9 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gradq/protocol.h"
+
 #define MS_NS 1000000u
 /* An optimizer that said nothing for this long is no longer asked, and may be replaced. */
 #define OPTIMIZER_SILENT_MS 3000
+/* Bytes of a metric's name, NUL included: as the client keeps them. */
+#define METRIC_NAME_MAX 32
 
 typedef struct actor_entry {
     json_t *report; /* NULL: never reported */
@@ -45,6 +49,13 @@ gq_registry_free (gq_registry **registry_p)
     *registry_p = NULL;
 }
 
+/* The queue's thread stamps what it sees: that may lie past the moment at which we were asked. */
+static uint64_t
+age_ms_of (uint64_t last_ns, uint64_t now_ns)
+{
+    return last_ns < now_ns ? (now_ns - last_ns) / MS_NS : 0;
+}
+
 static bool
 alive (const gq_registry *registry, uint64_t now_ns)
 {
@@ -73,11 +84,13 @@ gq_registry_optimizer (gq_registry *registry, const char *peer, const json_t *re
     const json_t *known = registry->optimizer;
     bool resumed = known != NULL && same_run (known, report)
                    && integer (report, "term") > integer (known, "term");
-    if (strcmp (peer, registry->peer) != 0 && alive (registry, now_ns) && !resumed)
+    if (strcmp (peer, registry->peer) != 0 && alive (registry, now_ns) && !resumed) {
+        const char *run = json_string_value (json_object_get (known, "run"));
         return gq_fail (error, GQ_REFUSED,
                         "another optimizer (run %s) is alive at this broker; stop it first, or use "
                         "another --address",
-                        json_string_value (json_object_get (known, "run")));
+                        run == NULL ? "unknown" : run);
+    }
     if (strlen (peer) >= sizeof registry->peer)
         return gq_fail (error, GQ_INVALID, "peer identity too long");
     if (resumed && integer (known, "version") > integer (report, "start_version"))
@@ -107,6 +120,36 @@ gq_registry_optimizer_gone (gq_registry *registry, const char *peer)
         registry->optimizer_gone = true;
 }
 
+/*
+ * What is kept of an actor's report: its run, its counts, a few metrics.  A peer may send anything
+ * up to a whole control message for every id; kept as it came it would fill memory, and make the
+ * answer to stats too large, or too deep, for whoever asks.
+ */
+static json_t *
+known_fields (const json_t *report)
+{
+    static const char *const counts[] = {"epoch", "pushed", "acknowledged", "refused", "lost"};
+    json_t *kept = json_object ();
+    json_t *metrics = json_object ();
+    const json_t *run = json_object_get (report, "run");
+    if (json_string_length (run) == 2 * (size_t) GQ_RUN_ID_BYTES)
+        json_object_set_new (kept, "run", json_string (json_string_value (run)));
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (json_is_integer (json_object_get (report, counts[i])))
+            json_object_set_new (kept, counts[i], json_integer (integer (report, counts[i])));
+    const char *name;
+    json_t *value;
+    json_object_foreach (json_object_get (report, "metrics"), name, value)
+    {
+        if (json_object_size (metrics) == GQ_METRICS_MAX)
+            break;
+        if (json_is_number (value) && strlen (name) < METRIC_NAME_MAX)
+            json_object_set_new (metrics, name, json_copy (value));
+    }
+    json_object_set_new (kept, "metrics", metrics);
+    return kept;
+}
+
 gq_status
 gq_registry_actor (gq_registry *registry, const json_t *report, bool gone, uint64_t now_ns)
 {
@@ -116,9 +159,10 @@ gq_registry_actor (gq_registry *registry, const json_t *report, bool gone, uint6
         return GQ_INVALID;
     actor_entry *entry = &registry->actors[json_integer_value (id)];
     /* The bye of a life that ended must not silence the one that followed it. */
-    if (entry->report != NULL && integer (report, "epoch") < integer (entry->report, "epoch"))
+    if (entry->report != NULL && same_run (entry->report, report)
+        && integer (report, "epoch") < integer (entry->report, "epoch"))
         return GQ_OK;
-    json_t *copy = json_deep_copy (report);
+    json_t *copy = known_fields (report);
     if (copy == NULL)
         return GQ_MEMORY;
     json_decref (entry->report);
@@ -148,7 +192,7 @@ gq_registry_optimizer_json (const gq_registry *registry, uint64_t now_ns)
            "staleness_p50", "staleness_p99", "staleness_max", "apply_us_p50",  "apply_us_p99",
            "publish_us_p50", "published",    "checkpoint_version", "parameters", "learning_rate"};
     json_t *result = json_object ();
-    uint64_t age_ms = (now_ns - registry->optimizer_ns) / MS_NS;
+    uint64_t age_ms = age_ms_of (registry->optimizer_ns, now_ns);
     const char *state = registry->optimizer == NULL
                             ? "none"
                             : state_of (registry->optimizer_gone, age_ms);
@@ -168,7 +212,7 @@ actor_json (json_int_t id, const actor_entry *entry, const gq_queue_actor *seen,
     static const char *const keys[] = {"epoch", "pushed", "acknowledged", "refused", "lost"};
     json_t *result = json_object ();
     uint64_t last_ns = entry->last_ns > seen->last_ns ? entry->last_ns : seen->last_ns;
-    uint64_t age_ms = (now_ns - last_ns) / MS_NS;
+    uint64_t age_ms = age_ms_of (last_ns, now_ns);
     json_object_set_new (result, "id", json_integer (id));
     json_object_set_new (result, "state",
                          json_string (state_of (entry->gone && entry->last_ns >= seen->last_ns,

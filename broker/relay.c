@@ -18,8 +18,9 @@
 /* Many actors joining at once get one repetition together. */
 #define REPEAT_MS_MIN 50
 #define MS_NS 1000000u
-/* Versions that wait for a slow subscriber: one on its way and one behind it. */
-#define WEIGHTS_HWM 2
+/* Versions that wait for a slow subscriber.  Beyond it the newest is dropped, until it is repeated;
+ * each one more costs a frame of memory for every reader that has stalled. */
+#define WEIGHTS_HWM 4
 #define ACKS_HWM 1024
 /* The optimizer's buffers bound its weights; this bounds its acknowledgements. */
 #define IN_HWM 1024

@@ -131,17 +131,25 @@ draft_fill (draft *self, gq_core *core)
     add_meta (self, "data_xxh64", hash);
     describe_rule (self, core->rule);
     self->meta[self->meta_count++] = (gq_meta) {.key = "layout", .value = self->layout};
+    uint64_t meta_hash = gq_checkpoint_meta_hash (self->meta, self->meta_count, self->tensors,
+                                                  self->tensor_count);
+    snprintf (hash, sizeof hash, "%016llx", (unsigned long long) meta_hash);
+    add_meta (self, GQ_CHECKPOINT_META_HASH, hash);
     return GQ_OK;
 }
 
+/* A file of a higher version than the one just written was too damaged to resume from: counting it
+ * could delete the only sound one. */
 static void
-delete_old (const char *directory, uint64_t kept)
+delete_old (const char *directory, uint64_t version, uint64_t kept)
 {
     uint64_t *versions;
     size_t count = gq_checkpoint_list (directory, &versions);
     char path[PATH_MAX];
-    for (size_t i = kept; i < count; i++)
-        if (gq_checkpoint_path (path, directory, versions[i]))
+    uint64_t seen = 0;
+    for (size_t i = 0; i < count; i++)
+        if (versions[i] <= version && ++seen > kept
+            && gq_checkpoint_path (path, directory, versions[i]))
             unlink (path);
     free (versions);
 }
@@ -169,6 +177,6 @@ gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept, char *
     draft_free (self);
     free (self);
     if (status == GQ_OK)
-        delete_old (directory, kept);
+        delete_old (directory, core->version, kept);
     return status;
 }

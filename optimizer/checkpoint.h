@@ -3,7 +3,8 @@
  * a gradient's path.
  *
  * `<param>` holds the weights, `<slot>.<param>` each state slot; __metadata__ has the layout, rule
- * and settings, scalars, version, applied, term, run id, and an XXH64 of all tensor data.
+ * and settings, scalars, version, applied, term, run id, an XXH64 of all tensor data and one of
+ * the rest, so that no damage goes unnoticed.
  */
 #ifndef GQ_CHECKPOINT_H
 #define GQ_CHECKPOINT_H
@@ -13,7 +14,8 @@
 #include "core.h"
 
 /*
- * Write DIR/checkpoint-VERSION.safetensors atomically and delete all but the newest `kept`.
+ * Write DIR/checkpoint-VERSION.safetensors atomically and delete all but the newest `kept` up to
+ * VERSION.  Files of higher versions, which a resume did not take, neither count nor go.
  * path[PATH_MAX], out, may be NULL.  GQ_OK; GQ_IO, GQ_MEMORY with *error, and nothing changed.
  */
 GQ_CHECK gq_status gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept,

@@ -94,3 +94,24 @@ gq_checkpoint_hash (const gq_tensor *tensors, size_t count)
         XXH64_update (&state, tensors[i].data, tensors[i].bytes);
     return XXH64_digest (&state);
 }
+
+/* Order does not matter: a reader may meet the entries in another one. */
+uint64_t
+gq_checkpoint_meta_hash (const gq_meta *meta, size_t meta_count, const gq_tensor *tensors,
+                         size_t tensor_count)
+{
+    uint64_t sum = 0;
+    XXH64_state_t state;
+    for (size_t i = 0; i < meta_count; i++) {
+        if (strcmp (meta[i].key, GQ_CHECKPOINT_META_HASH) == 0)
+            continue;
+        XXH64_reset (&state, 0);
+        XXH64_update (&state, meta[i].key, strlen (meta[i].key) + 1);
+        XXH64_update (&state, meta[i].value, strlen (meta[i].value) + 1);
+        sum += XXH64_digest (&state);
+    }
+    XXH64_reset (&state, 0);
+    for (size_t i = 0; i < tensor_count; i++)
+        XXH64_update (&state, tensors[i].name, strlen (tensors[i].name) + 1);
+    return sum + XXH64_digest (&state);
+}

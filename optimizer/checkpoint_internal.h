@@ -11,6 +11,7 @@
 #include "safetensors.h"
 
 #define GQ_CHECKPOINT_FORMAT "gradq-checkpoint-1"
+#define GQ_CHECKPOINT_META_HASH "meta_xxh64"
 
 /* Versions of the checkpoints in `directory`, newest first; *versions is the caller's to free. */
 size_t gq_checkpoint_list (const char *directory, uint64_t **versions);
@@ -20,5 +21,13 @@ int gq_checkpoint_path (char path[PATH_MAX], const char *directory, uint64_t ver
 
 /* XXH64, seed 0, of all tensors' data in the order of the array. */
 uint64_t gq_checkpoint_hash (const gq_tensor *tensors, size_t count);
+
+/*
+ * Of what data_xxh64 does not cover: the sum, modulo 2^64, of the XXH64 of every key and its value,
+ * both with their final NULs, but for GQ_CHECKPOINT_META_HASH itself; plus the XXH64 of the names
+ * of all tensors in the order of the array, each with its final NUL.
+ */
+uint64_t gq_checkpoint_meta_hash (const gq_meta *meta, size_t meta_count, const gq_tensor *tensors,
+                                  size_t tensor_count);
 
 #endif

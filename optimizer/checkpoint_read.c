@@ -81,25 +81,50 @@ gather (const gq_safetensors *file, const gq_layout *layout, const char *prefix,
     return GQ_OK;
 }
 
+/* Is the number that a key holds, in hexadecimal, the hash that we find? */
+static gq_status
+compare_hash (const gq_safetensors *file, const char *key, uint64_t found, gq_error *error)
+{
+    const char *hash = gq_safetensors_meta (file, key);
+    char text[20];
+    snprintf (text, sizeof text, "%016" PRIx64, found);
+    if (hash == NULL || strcmp (hash, text) != 0)
+        return gq_fail (error, GQ_MALFORMED, "%s is %s, not %.20s: bytes were damaged", key, text,
+                        hash == NULL ? "there" : hash);
+    return GQ_OK;
+}
+
+static bool
+is_checkpoint (const gq_safetensors *file)
+{
+    const char *format = gq_safetensors_meta (file, "format");
+    return format != NULL && strcmp (format, GQ_CHECKPOINT_FORMAT) == 0;
+}
+
 static gq_status
 verify (const gq_safetensors *file, gq_error *error)
 {
-    const char *format = gq_safetensors_meta (file, "format");
-    const char *hash = gq_safetensors_meta (file, "data_xxh64");
-    if (format == NULL || strcmp (format, GQ_CHECKPOINT_FORMAT) != 0 || hash == NULL)
+    if (!is_checkpoint (file))
         return gq_fail (error, GQ_MALFORMED, "it is no %s file", GQ_CHECKPOINT_FORMAT);
     size_t count = gq_safetensors_count (file);
+    size_t meta_count = gq_safetensors_meta_count (file);
     gq_tensor *tensors = calloc (count + 1, sizeof *tensors);
-    if (tensors == NULL)
-        return gq_fail (error, GQ_MEMORY, "out of memory");
-    for (size_t i = 0; i < count; i++)
+    gq_meta *meta = calloc (meta_count + 1, sizeof *meta);
+    gq_status status = GQ_OK;
+    if (tensors == NULL || meta == NULL)
+        status = gq_fail (error, GQ_MEMORY, "out of memory");
+    for (size_t i = 0; i < count && status == GQ_OK; i++)
         tensors[i] = *gq_safetensors_at (file, i);
-    uint64_t found = gq_checkpoint_hash (tensors, count);
+    for (size_t i = 0; i < meta_count && status == GQ_OK; i++)
+        meta[i] = gq_safetensors_meta_at (file, i);
+    if (status == GQ_OK)
+        status = compare_hash (file, GQ_CHECKPOINT_META_HASH,
+                               gq_checkpoint_meta_hash (meta, meta_count, tensors, count), error);
+    if (status == GQ_OK)
+        status = compare_hash (file, "data_xxh64", gq_checkpoint_hash (tensors, count), error);
     free (tensors);
-    if (found != strtoull (hash, NULL, 16))
-        return gq_fail (error, GQ_MALFORMED, "its data hashes to %016" PRIx64 ", not to %.20s",
-                        found, hash);
-    return GQ_OK;
+    free (meta);
+    return status;
 }
 
 /* Slots, scalars and steps of the rule, when the file was written by the same one. */
@@ -140,6 +165,8 @@ install (gq_core *core, const gq_safetensors *file, gq_layout *layout, uint64_t 
                                       : gather (file, layout, "", vector, error);
     if (status == GQ_OK && !gq_all_finite (vector, layout->element_count))
         status = gq_fail (error, GQ_INVALID, "its weights hold NaN or infinity");
+    if (status == GQ_OK)
+        status = gq_core_check_layout (core, layout, error);
     if (status == GQ_OK && gq_core_set_layout (core, layout) != GQ_OK)
         status = gq_fail (error, GQ_MEMORY, "no memory for %" PRIu64 " parameters",
                           layout->element_count);
@@ -217,9 +244,14 @@ gq_checkpoint_init (gq_core *core, const char *path, gq_error *error)
     gq_status status = gq_safetensors_read (&file, path, error);
     if (status != GQ_OK)
         return status;
-    status = gq_safetensors_meta (file, "layout") != NULL
-                 ? layout_from_meta (file, &layout, &reason)
-                 : layout_from_tensors (file, &layout, &reason);
+    /* "layout" alone may be anybody's word: only our own format means ours. */
+    if (is_checkpoint (file)) {
+        status = verify (file, &reason);
+        if (status == GQ_OK)
+            status = layout_from_meta (file, &layout, &reason);
+    } else {
+        status = layout_from_tensors (file, &layout, &reason);
+    }
     if (status == GQ_OK)
         status = install (core, file, &layout, 0, 0, &reason);
     gq_layout_clear (&layout);

@@ -31,6 +31,34 @@ gq_core_clear (gq_core *core)
     core->sum = core->aligned = NULL;
 }
 
+static bool
+has_tensor (const gq_layout *layout, const char *name)
+{
+    for (size_t i = 0; i < layout->tensor_count; i++)
+        if (strcmp (layout->tensors[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+gq_status
+gq_core_check_layout (const gq_core *core, const gq_layout *layout, gq_error *error)
+{
+    const gq_optimizer *plugin = gq_rule_plugin (core->rule);
+    for (size_t k = 0; plugin->slots[k] != NULL; k++) {
+        size_t length = strlen (plugin->slots[k]);
+        for (size_t i = 0; i < layout->tensor_count; i++) {
+            const char *name = layout->tensors[i].name;
+            if (strncmp (name, plugin->slots[k], length) == 0 && name[length] == '.'
+                && has_tensor (layout, name + length + 1))
+                return gq_fail (error, GQ_INVALID,
+                                "a parameter is called %s, which is what a checkpoint calls the "
+                                "%s of %s; rename one of the two parameters",
+                                name, plugin->slots[k], name + length + 1);
+        }
+    }
+    return GQ_OK;
+}
+
 gq_status
 gq_core_set_layout (gq_core *core, gq_layout *layout)
 {

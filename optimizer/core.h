@@ -61,6 +61,13 @@ void gq_core_init (gq_core *core, const gq_core_config *config, gq_rule *rule);
 /* After the ZeroMQ context is gone: buffers may be lent to it. */
 void gq_core_clear (gq_core *core);
 
+/*
+ * Can a run with this layout be kept?  A checkpoint calls a slot's part "<slot>.<parameter>".
+ * GQ_OK; GQ_INVALID with *error: that is another parameter's name already.
+ */
+GQ_CHECK gq_status gq_core_check_layout (const gq_core *core, const gq_layout *layout,
+                                         gq_error *error);
+
 /* Take over a layout (moved out of *layout) and allocate for it.  Once.  GQ_OK, GQ_MEMORY. */
 GQ_CHECK gq_status gq_core_set_layout (gq_core *core, gq_layout *layout);
 

@@ -61,9 +61,11 @@ settle_layout (gq_core *core, const json_t *request, bool *retry, gq_error *erro
         *retry = true;
         status = gq_fail (error, GQ_LAYOUT, "the run has no weights yet, and this actor brings "
                           "a layout without any");
-    } else if (!have && gq_core_set_layout (core, &layout) != GQ_OK) {
-        status = gq_fail (error, GQ_MEMORY, "the optimizer has no memory for %llu parameters",
-                          (unsigned long long) layout.element_count);
+    } else if (!have) {
+        status = gq_core_check_layout (core, &layout, error);
+        if (status == GQ_OK && gq_core_set_layout (core, &layout) != GQ_OK)
+            status = gq_fail (error, GQ_MEMORY, "the optimizer has no memory for %llu parameters",
+                              (unsigned long long) layout.element_count);
     }
     gq_layout_clear (&layout);
     return status;

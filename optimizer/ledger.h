@@ -22,7 +22,9 @@ typedef struct gq_ledger_entry {
     uint64_t refused;  /* in this epoch */
     uint64_t refused_sequence;
     gq_status refused_reason;
-    bool owed; /* an acknowledgement is due */
+    bool owed;          /* an acknowledgement is due */
+    uint64_t repeat_ns; /* when to repeat the last one */
+    uint32_t repeats;   /* of it so far */
 } gq_ledger_entry;
 
 typedef struct gq_ledger {

@@ -12,6 +12,12 @@
 
 #define REPEAT_NS 1000000000u
 #define RETRY_NS 2000000u
+/* Subscribers lose messages: at high-water marks, and when ZMQ_CONFLATE meets its reader.  In a
+ * flow the next one heals that; the last one before a pause is repeated after these pauses. */
+#define ACK_REPEAT_NS 10000000u
+#define ACK_REPEAT_FACTOR 10
+#define WEIGHTS_REPEAT_NS 5000000u
+#define WEIGHTS_REPEAT_NS_PER_BYTE 5u /* repeating costs a large model bandwidth */
 
 static bool
 publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
@@ -35,6 +41,9 @@ publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
         zmq_msg_close (&message);
         return false;
     }
+    self->repeats = core->version == self->version && self->weights_ns != 0 ? self->repeats + 1 : 0;
+    uint64_t soon_ns = WEIGHTS_REPEAT_NS + WEIGHTS_REPEAT_NS_PER_BYTE * frame.payload_bytes;
+    self->repeat_ns = now_ns + (self->repeats == 0 && soon_ns < REPEAT_NS ? soon_ns : REPEAT_NS);
     self->weights_ns = now_ns;
     self->version = core->version;
     self->published++;
@@ -62,7 +71,7 @@ publish_ack (gq_publisher *self, const gq_core *core, uint32_t actor)
                       .payload_bytes = GQ_ACK_BYTES};
     memcpy (frame.run, core->run, GQ_RUN_ID_BYTES);
     gq_frame_encode (&frame, bytes + GQ_FRAME_HEADER_BYTES, bytes);
-    (void) !gq_socket_send (self->socket, bytes, sizeof bytes); /* repeated within a second */
+    (void) !gq_socket_send (self->socket, bytes, sizeof bytes); /* repeated soon */
 }
 
 static bool
@@ -70,9 +79,33 @@ weights_due (const gq_publisher *self, const gq_core *core, uint64_t now_ns)
 {
     if (!core->has_weights)
         return false;
-    uint64_t age_ns = now_ns - self->weights_ns;
-    bool changed = self->weights_ns == 0 || core->version != self->version;
-    return changed ? self->weights_ns == 0 || age_ns >= self->interval_ns : age_ns >= REPEAT_NS;
+    if (self->weights_ns == 0)
+        return true;
+    return core->version != self->version ? now_ns - self->weights_ns >= self->interval_ns
+                                          : now_ns >= self->repeat_ns;
+}
+
+/* Acknowledgements that are new, or due for repetition. */
+static void
+publish_acks (gq_publisher *self, gq_core *core, uint64_t now_ns)
+{
+    self->acks_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < core->ledger.actor_count; i++) {
+        gq_ledger_entry *entry = &core->ledger.actors[i];
+        if (!entry->known)
+            continue;
+        if (entry->owed || now_ns >= entry->repeat_ns) {
+            publish_ack (self, core, i);
+            entry->repeats = entry->owed ? 0 : entry->repeats + 1;
+            entry->owed = false;
+            uint64_t pause_ns = ACK_REPEAT_NS;
+            for (uint32_t k = 0; k < entry->repeats && pause_ns < REPEAT_NS; k++)
+                pause_ns *= ACK_REPEAT_FACTOR;
+            entry->repeat_ns = now_ns + pause_ns;
+        }
+        if (entry->repeat_ns < self->acks_ns)
+            self->acks_ns = entry->repeat_ns;
+    }
 }
 
 void
@@ -80,28 +113,18 @@ gq_publish_due (gq_publisher *self, gq_core *core, uint64_t now_ns)
 {
     if (weights_due (self, core, now_ns))
         publish_weights (self, core, now_ns);
-    bool all = now_ns - self->repeated_ns >= REPEAT_NS;
-    for (uint32_t i = 0; i < core->ledger.actor_count; i++) {
-        gq_ledger_entry *entry = &core->ledger.actors[i];
-        if (entry->known && (entry->owed || all)) {
-            publish_ack (self, core, i);
-            entry->owed = false;
-        }
-    }
-    if (all)
-        self->repeated_ns = now_ns;
+    publish_acks (self, core, now_ns);
 }
 
 uint64_t
 gq_publish_next_ns (const gq_publisher *self, const gq_core *core)
 {
-    uint64_t acks_ns = self->repeated_ns + REPEAT_NS;
     if (!core->has_weights)
-        return acks_ns;
-    uint64_t wait_ns = core->version != self->version ? self->interval_ns : REPEAT_NS;
-    uint64_t weights_ns = self->weights_ns + wait_ns;
+        return self->acks_ns;
+    uint64_t weights_ns = core->version != self->version ? self->weights_ns + self->interval_ns
+                                                         : self->repeat_ns;
     /* A version that could not be lent is tried again soon, not in a busy loop. */
     if (weights_ns < self->attempt_ns + RETRY_NS)
         weights_ns = self->attempt_ns + RETRY_NS;
-    return weights_ns < acks_ns ? weights_ns : acks_ns;
+    return weights_ns < self->acks_ns ? weights_ns : self->acks_ns;
 }

@@ -15,15 +15,17 @@ typedef struct gq_publisher {
     uint64_t weights_ns;  /* when weights last went out; 0: never */
     uint64_t version;     /* of those */
     uint64_t attempt_ns;  /* last try to send weights */
-    uint64_t repeated_ns; /* when all acknowledgements were last repeated */
+    uint64_t repeat_ns;   /* when to repeat that version */
+    uint32_t repeats;     /* of it so far */
+    uint64_t acks_ns;     /* when the first acknowledgement is to be repeated */
     uint64_t published;   /* versions sent, repetitions included */
     gq_histogram publish_us;
 } gq_publisher;
 
 /*
- * Send what is due: the current version when it is new and the interval has passed, or once a
- * second when nothing changed; then the acknowledgements owed, and all of them once a second, so
- * that whatever was lost on the way heals.  Never waits.
+ * Send what is due: the current version when it is new and the interval has passed; then the
+ * acknowledgements owed.  Whatever did not change is repeated, soon at first and then once a second,
+ * so that what was lost on the way heals.  Never waits.
  */
 void gq_publish_due (gq_publisher *publisher, gq_core *core, uint64_t now_ns);
 

@@ -235,7 +235,8 @@ loop (server *self)
                {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
                {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
         zmq_poll (items, 3, wait_ms (self, gq_now_ns ()));
-        serve_control (self);
+        if (items[1].revents)
+            serve_control (self);
         take_gradients (self);
         gq_publish_due (&self->publisher, &self->core, gq_now_ns ());
         run_timers (self);

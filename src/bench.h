@@ -113,6 +113,7 @@ typedef struct gq_bench_loop {
     double seconds;        /* the time: what was asked for, longer until the first came back */
     double per_s;          /* of them, all actors together */
     double p50_us, p99_us; /* pushed until acknowledged and the weights of it are here */
+    double max_us;
     double versions_per_s; /* steps of the optimizer */
     double seen_per_s;     /* versions that one actor saw */
     char lane[16];         /* that was in use */

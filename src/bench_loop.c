@@ -266,6 +266,7 @@ evaluate (const loop *self, gq_bench_loop *figures, gq_error *error)
     figures->per_s = (double)all.count / figures->seconds;
     figures->p50_us = (double)gq_histogram_quantile (&all, 0.5) / 1e3;
     figures->p99_us = (double)gq_histogram_quantile (&all, 0.99) / 1e3;
+    figures->max_us = (double)all.max / 1e3;
     figures->versions_per_s = 0;
     figures->seen_per_s = 0;
     if (span_s > 0) {

@@ -76,14 +76,21 @@ connect_data (gq_client *client, const json_t *endpoints, gq_error *error)
                                     .buffer_bytes = 64 * 1024,
                                     .message_bytes_max = GQ_CONTROL_BYTES_MAX,
                                     .linger_ms = 1000};
-    const gq_socket_options newest = {.type = ZMQ_SUB,
-                                      .send_hwm = 1,
-                                      .receive_hwm = 1,
-                                      .message_bytes_max = frame_bytes,
-                                      .conflate = true};
+    const gq_socket_options weights = {.type = ZMQ_SUB,
+                                       .send_hwm = 1,
+                                       .receive_hwm = 1,
+                                       .message_bytes_max = frame_bytes,
+                                       .conflate = true};
+    /* Not conflated: ZMQ_CONFLATE loses the newest message when it arrives while the reader takes
+     * the one before it.  For weights the next version heals that; an actor with a full window
+     * waits for the very acknowledgement that is lost. */
+    const gq_socket_options acks = {.type = ZMQ_SUB,
+                                    .send_hwm = 1,
+                                    .receive_hwm = 1024,
+                                    .message_bytes_max = GQ_FRAME_HEADER_BYTES + GQ_ACK_BYTES};
     client->gradients = gq_socket_connect (client->context, &push, texts[0], error);
-    client->weights = gq_socket_connect (client->context, &newest, texts[1], error);
-    client->acks = gq_socket_connect (client->context, &newest, texts[2], error);
+    client->weights = gq_socket_connect (client->context, &weights, texts[1], error);
+    client->acks = gq_socket_connect (client->context, &acks, texts[2], error);
     if (client->gradients == NULL || client->weights == NULL || client->acks == NULL)
         return GQ_INVALID;
     uint8_t topic[GQ_TOPIC_ACTOR_BYTES];

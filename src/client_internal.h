@@ -25,7 +25,7 @@ struct gq_client {
     void *control;   /* DEALER */
     void *gradients; /* PUSH */
     void *weights;   /* SUB, newest only */
-    void *acks;      /* SUB, newest only, this actor's */
+    void *acks;      /* SUB, this actor's */
     gq_lane *lane;
 
     /* granted by hello */

@@ -79,6 +79,21 @@ get64 (const uint8_t *at)
     return value;
 }
 
+/*
+ * ISA-L's AVX-512 routine comes back without vzeroupper, which slows all SSE2 code after it (a pass
+ * over 100,000 floats took 33 us instead of 8).
+ */
+#if defined(__x86_64__)
+__attribute__ ((target ("avx"))) static void
+clean_registers (void)
+{
+    __builtin_ia32_vzeroupper ();
+}
+#define CLEAN_REGISTERS() (__builtin_cpu_supports ("avx") ? clean_registers () : (void) 0)
+#else
+#define CLEAN_REGISTERS() ((void) 0)
+#endif
+
 uint32_t
 gq_crc32c (const void *bytes, size_t size)
 {
@@ -92,6 +107,7 @@ gq_crc32c (const void *bytes, size_t size)
         at += chunk;
         size -= chunk;
     }
+    CLEAN_REGISTERS ();
     return ~crc;
 }
 

@@ -18,9 +18,21 @@
 
 #include "gradq/gradq.h"
 
-enum { ACTOR, ELEMENTS, COUNT, SEED, WINDOW, TIMEOUT_MS, ACK_TIMEOUT_MS, PATIENCE, KEY_COUNT };
+enum {
+    ACTOR,
+    ELEMENTS,
+    COUNT,
+    SEED,
+    WINDOW,
+    TIMEOUT_MS,
+    ACK_TIMEOUT_MS,
+    PATIENCE,
+    PAUSE,
+    KEY_COUNT
+};
 
-/* Defaults; patience: how often in a row a call may time out before that counts as a failure. */
+/* Defaults.  patience: how often in a row a call may time out before that counts as a failure.
+ * pause: 1 waits for SIGUSR1 between opening and the first push. */
 static const struct {
     const char *name;
     uint64_t value;
@@ -31,7 +43,8 @@ static const struct {
                      [WINDOW] = {"window", GQ_WINDOW_DEFAULT},
                      [TIMEOUT_MS] = {"timeout_ms", 30000},
                      [ACK_TIMEOUT_MS] = {"ack_timeout_ms", 5000},
-                     [PATIENCE] = {"patience", 0}};
+                     [PATIENCE] = {"patience", 0},
+                     [PAUSE] = {"pause", 0}};
 
 typedef struct witness {
     uint64_t looks;    /* times that weights were taken */
@@ -97,6 +110,16 @@ look (gq_client *client, witness *seen)
     seen->version = weights.version;
 }
 
+static void
+wait_for_signal (void)
+{
+    int number = 0;
+    sigset_t go;
+    sigemptyset (&go);
+    sigaddset (&go, SIGUSR1); /* blocked since main: one that came before is not lost */
+    sigwait (&go, &number);
+}
+
 /* Push gradient `number`; time-outs are borne `patience` times. */
 static gq_status
 push_one (gq_client *client, const uint64_t *set, uint64_t number, uint64_t *sequence)
@@ -157,6 +180,8 @@ run (const char *address, const uint64_t *set)
     printf ("{\"event\": \"open\", \"actor\": %" PRIu32 ", \"max_staleness\": %" PRId64 "}\n",
             gq_client_actor (client), (int64_t)gq_client_max_staleness (client));
     fflush (stdout);
+    if (set[PAUSE] != 0)
+        wait_for_signal ();
     witness seen = {0};
     status = push_all (client, set, &seen);
     gq_client_counts counts = gq_client_count (client);
@@ -247,6 +272,10 @@ main (int argc, char **argv)
             fprintf (stderr, "main_client: %s: key=NUMBER is needed\n", argv[i]);
             return 2;
         }
+    sigset_t go;
+    sigemptyset (&go);
+    sigaddset (&go, SIGUSR1);
+    sigprocmask (SIG_BLOCK, &go, NULL); /* before ZeroMQ's threads, which inherit it */
     signal (SIGTERM, on_signal);
     signal (SIGINT, on_signal);
     return run (argv[1], set);

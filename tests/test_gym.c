@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -275,14 +276,23 @@ Test (gym, observation_of_another_size_is_an_error)
     expect_failure ("gym:gradq_trouble:Grows-v0", GQ_IO, "8 bytes");
 }
 
-Test (gym, what_an_environment_prints_does_not_disturb_the_protocol)
+Test (gym, what_an_environment_prints_disturbs_neither_the_protocol_nor_our_output)
 {
     NEED_GYMNASIUM ();
-    gq_env *env = make ("gym:gradq_trouble:Prints-v0");
     gq_error error = {""};
+    int output[2];
+    char byte;
+    cr_assert_eq (pipe (output), 0);
+    int kept = dup (STDOUT_FILENO);
+    cr_assert_eq (dup2 (output[1], STDOUT_FILENO), STDOUT_FILENO);
+    gq_env *env = make ("gym:gradq_trouble:Prints-v0");
     for (int i = 0; i < 3; i++)
         cr_assert_eq (first_step (env, &error), GQ_OK, "%s", error.text);
     env->ops->destroy (&env);
+    cr_assert_eq (dup2 (kept, STDOUT_FILENO), STDOUT_FILENO);
+    close (kept), close (output[1]);
+    cr_assert_eq (read (output[0], &byte, 1), 0, "it came out on our standard output");
+    close (output[0]);
 }
 
 Test (gym, environment_that_hangs_times_out_and_is_killed)
@@ -318,33 +328,36 @@ Test (gym, interrupt_ends_the_wait_for_the_child)
     cr_assert_null (env);
 }
 
-Test (gym, child_dies_with_an_actor_that_was_killed)
+/* In the middle of a step the child reads no pipe: only the kernel's signal can end it. */
+Test (gym, child_dies_with_an_actor_that_was_killed, .timeout = 60)
 {
     NEED_GYMNASIUM ();
-    int shown[2];
-    cr_assert_eq (pipe (shown), 0);
+    char folder[] = "/tmp/gradq-test-XXXXXX", set[64], text[16] = "";
+    cr_assert_not_null (mkdtemp (folder));
+    snprintf (set, sizeof set, "path=%s/pid", folder);
+    const char *path = set + strlen ("path="), *sets[] = {set};
+    cr_assert_eq (mkfifo (path, 0600), 0);
     pid_t actor = fork ();
     cr_assert_geq (actor, 0);
     if (actor == 0) {
-        float pid = 0;
         gq_error error = {""};
-        gq_env *env = make ("gym:gradq_trouble:Pid-v0");
-        if (env->ops->reset (env, NULL, &pid, &error) != GQ_OK ||
-            write (shown[1], &pid, sizeof pid) != sizeof pid)
-            _exit (1);
-        for (;;)
-            pause ();
+        gq_env *env = NULL;
+        if (make_with (&env, "gym:gradq_trouble:Busy-v0", sets, 1, &error) == GQ_OK)
+            (void)first_step (env, &error);
+        _exit (1);
     }
-    close (shown[1]);
-    float pid = 0;
-    cr_assert_eq (read (shown[0], &pid, sizeof pid), (ssize_t)sizeof pid, "no child");
-    close (shown[0]);
-    int child = pidfd_open ((pid_t)pid, 0);
-    cr_assert_geq (child, 0, "the child is gone too early");
+    FILE *file = fopen (path, "r"); /* waits until the step has begun */
+    cr_assert (file != NULL && fgets (text, sizeof text, file) != NULL && fclose (file) == 0);
+    int child = pidfd_open ((pid_t)atoi (text), 0);
+    cr_assert_geq (child, 0, "no process '%s'", text);
     struct pollfd item = {.fd = child, .events = POLLIN};
     cr_assert_eq (poll (&item, 1, 0), 0, "the child is gone too early");
     cr_assert_eq (kill (actor, SIGKILL), 0);
     cr_assert_eq (waitpid (actor, NULL, 0), actor);
-    cr_assert_eq (poll (&item, 1, WAIT_MS), 1, "the child lives on");
+    bool ended = poll (&item, 1, WAIT_MS) == 1;
+    if (!ended)
+        kill (atoi (text), SIGKILL);
+    cr_assert (ended, "the child lives on");
     close (child);
+    cr_assert (unlink (path) == 0 && rmdir (folder) == 0);
 }

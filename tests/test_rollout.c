@@ -160,6 +160,76 @@ Test (rollout, termination_wins_over_truncation_in_the_same_step)
     check_bootstrap (true, true);
 }
 
+/* A net that writes down how it is called: b(egin) s(tep) p(eek) r(eset) g(radient). */
+static char calls[64];
+
+static void
+spy_begin (gq_net *net)
+{
+    (void)net;
+    strcat (calls, "b");
+}
+
+static void
+spy_step (gq_net *net, const float *weights, const float *observation, float *logits, float *value)
+{
+    (void)net, (void)weights, (void)observation;
+    logits[0] = logits[1] = *value = 0;
+    strcat (calls, "s");
+}
+
+static float
+spy_peek (gq_net *net, const float *weights, const float *observation)
+{
+    (void)net, (void)weights, (void)observation;
+    strcat (calls, "p");
+    return 0;
+}
+
+static void
+spy_reset (gq_net *net)
+{
+    (void)net;
+    strcat (calls, "r");
+}
+
+static void
+spy_backward (gq_net *net, const float *weights, const float *d_logits, const float *d_values,
+              float *gradient)
+{
+    (void)net, (void)weights, (void)d_logits, (void)d_values, (void)gradient;
+    strcat (calls, "g");
+}
+
+static const gq_net_ops spy_ops = {.begin = spy_begin,
+                                   .step = spy_step,
+                                   .peek = spy_peek,
+                                   .reset = spy_reset,
+                                   .backward = spy_backward};
+
+Test (rollout, recurrent_state_is_reset_at_episode_ends_only_and_after_the_bootstrap)
+{
+    script s = {.env = {.ops = &script_ops,
+                        .spec = {.observation_rank = 1,
+                                 .observation_shape = {2},
+                                 .observation_count = 2,
+                                 .action_count = 2}},
+                .length = LENGTH,
+                .truncates = true};
+    gq_net net = {.ops = &spy_ops, .config = {.action_count = 2, .rollout_max = 4}};
+    gq_rollout_config config = {.net = &net, .env = &s.env, .steps_max = 4, .loss = loss_config};
+    gq_rollout *rollout = NULL;
+    gq_error error = {""};
+    float none;
+
+    cr_assert_eq (gq_rollout_create (&rollout, &config, &error), GQ_OK, "%s", error.text);
+    cr_assert_eq (gq_rollout_play (rollout, &none, 4, &none, NULL, &error), GQ_OK);
+    cr_assert_str_eq (calls, "bsssprspg");
+    cr_assert_eq (gq_rollout_play (rollout, &none, 2, &none, NULL, &error), GQ_OK);
+    cr_assert_str_eq (calls, "bsssprspgbssprg");
+    gq_rollout_destroy (&rollout);
+}
+
 typedef struct cartpole_player {
     gq_env *env;
     gq_net *net;

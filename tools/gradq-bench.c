@@ -187,7 +187,7 @@ print_json (const bench *self, const figures *f, gq_error *error)
     const gq_bench_point *point = &self->point;
     json_t *row = json_pack (
         "{s:I, s:i, s:s, s:i, s:b, s:s, s:s, s:f, s:I,"
-        " s:f, s:f, s:f, s:f, s:f, s:f, s:f,"
+        " s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f,"
         " s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:i}",
         "params", (json_int_t)point->params, "actors", (int)point->actors, "lane", f->loop.lane,
         "window", (int)point->window, "journal", 0, "optimizer", point->optimizer, "cpu",
@@ -195,7 +195,8 @@ print_json (const bench *self, const figures *f, gq_error *error)
         /* the loop */
         "loop_per_s", f->loop.per_s, "kernel_per_s", f->kernel.per_s, "ratio",
         f->loop.per_s / f->kernel.per_s, "p50_us", f->loop.p50_us, "p99_us", f->loop.p99_us,
-        "versions_per_s", f->loop.versions_per_s, "seen_per_s", f->loop.seen_per_s,
+        "max_us", f->loop.max_us, "versions_per_s", f->loop.versions_per_s, "seen_per_s",
+        f->loop.seen_per_s,
         /* the limits */
         "zmq_1hop_per_s", f->one_hop_per_s, "zmq_2hop_per_s", f->two_hops_per_s, "ratio_2hop",
         f->loop.per_s / f->two_hops_per_s, "zmq_2hop_tight_per_s", f->tight_hops_per_s,

@@ -52,13 +52,17 @@ class Grows(Trouble):
         return numpy.zeros(2, numpy.float32), 1.0, False, False, {}
 
 
-class Pid(Trouble):
-    """Shows its process id, exact in float32."""
+class Busy(Trouble):
+    """Tells its process id to the FIFO `path` from within a step that never ends."""
 
-    observation_space = gymnasium.spaces.Box(0, 2**24, (1,))
+    def __init__(self, path=""):
+        self.path = path
 
-    def reset(self, *, seed=None, options=None):
-        return numpy.array([os.getpid()], numpy.float32), {}
+    def step(self, action):
+        with open(self.path, "w") as file:
+            file.write(str(os.getpid()))
+        while True:
+            time.sleep(1000)
 
 
 class Image(Trouble):
@@ -87,5 +91,5 @@ class Shifted(Trouble):
         return numpy.array(self.values, numpy.float64), float(action), action == 6, action == 7, {}
 
 
-for kind in (Raises, Prints, Dies, Hangs, NotFinite, Grows, Pid, Image, Shifted):
+for kind in (Raises, Prints, Dies, Hangs, NotFinite, Grows, Busy, Image, Shifted):
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind, disable_env_checker=True)

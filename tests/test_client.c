@@ -1,0 +1,596 @@
+/*
+ * The client against a broker and an optimizer that misbehave in every way the protocol lets them:
+ * late, silent, wrong, foreign.  See fake_run.h.
+ */
+#include "fake_run.h"
+
+TestSuite (client, .timeout = 60);
+
+/* For openings that must time out: the fake broker has to be heard within it on a busy machine. */
+#define OPEN_MS 1500
+
+static fake_run fake;
+static gq_client *client;
+
+static gq_client_config
+quick (void)
+{
+    gq_client_config config = GQ_CLIENT_CONFIG;
+    config.timeout_ms = FAKE_WAIT_MS;
+    config.tensors = fake_shapes;
+    config.tensor_count = 2;
+    return config;
+}
+
+/* An open client with the weights of FAKE_VERSION. */
+static void
+begin (gq_client_config config)
+{
+    gq_error error = {""};
+    fake_begin (&fake);
+    cr_assert_eq (fake_open (&fake, &client, config, &error), GQ_OK, "%s", error.text);
+}
+
+static void
+end (void)
+{
+    client->config.timeout_ms = 0; /* what is not acknowledged shall not be waited for */
+    gq_client_close (&client);
+    cr_assert_null (client);
+    fake_end (&fake);
+}
+
+static gq_weights
+weights (void)
+{
+    gq_weights result;
+    cr_assert_eq (gq_client_weights (client, &result), GQ_OK);
+    return result;
+}
+
+/* Take part in what arrives until `seen` says so, or fail. */
+#define AWAIT(seen)                                                                  \
+    do {                                                                             \
+        const uint64_t await_end = gq_now_ns () + FAKE_WAIT_MS * UINT64_C (1000000); \
+        while (!(seen)) {                                                            \
+            weights ();                                                              \
+            cr_assert (gq_now_ns () < await_end, "waited in vain for " #seen);       \
+        }                                                                            \
+    } while (0)
+
+/* Long enough for what was sent to arrive: nothing may come of it, so nothing says when it did. */
+static void
+let_arrive (void)
+{
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    cr_assert_neq (gq_client_wait (client, UINT64_MAX), GQ_OK);
+    client->config.timeout_ms = FAKE_WAIT_MS;
+}
+
+static gq_status
+push (float value)
+{
+    float gradient[FAKE_COUNT];
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        gradient[i] = value + (float)i;
+    return gq_client_push (client, gradient, 9);
+}
+
+static gq_status
+push_briefly (float value)
+{
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    const gq_status status = push (value);
+    client->config.timeout_ms = FAKE_WAIT_MS;
+    return status;
+}
+
+/* ---- opening ---- */
+
+Test (client, takes_what_hello_grants_and_the_first_weights)
+{
+    size_t tensors;
+    uint64_t elements;
+    begin (quick ());
+    cr_assert_eq (gq_client_actor (client), FAKE_ACTOR);
+    cr_assert_eq (gq_client_max_staleness (client), 4);
+    cr_assert_str_eq (gq_client_layout (client, &tensors, &elements)[1].name, "b");
+    cr_assert_eq (tensors, 2);
+    cr_assert_eq (elements, FAKE_COUNT);
+    const gq_weights first = weights ();
+    cr_assert (first.version == FAKE_VERSION && first.term == FAKE_TERM);
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        cr_assert_eq (first.data[i], 1);
+    end ();
+}
+
+Test (client, without_a_layout_of_its_own_it_takes_the_runs)
+{
+    gq_client_config config = quick ();
+    config.tensors = NULL;
+    begin (config);
+    cr_assert_eq (client->layout.digest, fake.layout.digest);
+    end ();
+}
+
+Test (client, asks_again_while_told_not_yet)
+{
+    fake.retries = 3;
+    begin (quick ());
+    cr_assert_eq (fake.hellos, 4);
+    end ();
+}
+
+Test (client, offers_its_first_weights_to_a_run_that_has_none)
+{
+    const float initial[FAKE_COUNT] = {1, 2, 3, 4, 5, 6};
+    gq_client_config config = quick ();
+    config.initial = initial;
+    fake.wants_initial = true;
+    begin (config);
+    const gq_weights first = weights ();
+    cr_assert_eq (first.version, 0);
+    cr_assert_arr_eq (first.data, initial, sizeof initial);
+    end ();
+}
+
+static void
+expect_open_fails (gq_client_config config, gq_status expected, const char *word)
+{
+    gq_error error;
+    memset (&error, 'x', sizeof error); /* a caller need not clear it */
+    error.text[sizeof error.text - 1] = '\0';
+    fake_begin (&fake);
+    cr_assert_eq (fake_open (&fake, &client, config, &error), expected, "%s", error.text);
+    cr_assert_null (client);
+    cr_assert_not_null (strstr (error.text, word), "%s", error.text);
+    fake_end (&fake);
+}
+
+Test (client, a_refusal_is_passed_on_with_its_sentence)
+{
+    static const struct {
+        const char *answer;
+        gq_status status;
+        const char *word;
+    } refusals[] = {
+        {"{\"op\": \"hello\", \"ok\": false, \"error\": \"layout\", \"message\": \"other model\"}",
+         GQ_LAYOUT, "other model"},
+        {"{\"op\": \"hello\", \"ok\": false, \"error\": \"invalid\", \"message\": \"bad id\"}",
+         GQ_INVALID, "bad id"},
+        {"{\"op\": \"hello\", \"ok\": false, \"error\": \"full\"}", GQ_REFUSED, "refused"},
+        {"{\"op\": \"hello\", \"ok\": false}", GQ_REFUSED, "refused"},
+        {"{\"op\": \"hello\", \"ok\": true}", GQ_MALFORMED, "lacks run"},
+        {"{\"op\": \"hello\", \"ok\": true, \"run\": \"00112233445566778899aabbccddeeff\", "
+         "\"actor\": 1, \"epoch\": 1}",
+         GQ_INVALID, "layout"},
+        {"{\"op\": \"hello\", \"ok\": true, \"run\": \"00112233445566778899aabbccddeeff\", "
+         "\"actor\": 4096, \"epoch\": 1}",
+         GQ_MALFORMED, "lacks run"}};
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        memset (&fake, 0, sizeof fake);
+        fake.answer = refusals[i].answer;
+        expect_open_fails (quick (), refusals[i].status, refusals[i].word);
+    }
+}
+
+Test (client, epochs_that_no_header_could_carry_are_refused)
+{
+    static const char *const epochs[] = {"0", "-1", "4294967296", "\"1\"", "null", "1.5"};
+    for (size_t i = 0; i < sizeof epochs / sizeof epochs[0]; i++) {
+        memset (&fake, 0, sizeof fake);
+        fake.epoch_text = epochs[i];
+        expect_open_fails (quick (), GQ_MALFORMED, "epoch");
+    }
+}
+
+Test (client, a_grant_of_another_layout_than_proposed_is_refused)
+{
+    fake.other_layout = true;
+    expect_open_fails (quick (), GQ_LAYOUT, "layout");
+}
+
+Test (client, answers_that_are_no_hello_end_in_a_timeout_that_says_so)
+{
+    static const char *const answers[] = {"", "no JSON", "[]", "{\"op\": \"stats\"}",
+                                          "{\"op\": \"hello\", \"nonce\": \"another's\"}"};
+    gq_client_config config = quick ();
+    config.timeout_ms = OPEN_MS;
+    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+        memset (&fake, 0, sizeof fake);
+        fake.answer = answers[i];
+        expect_open_fails (config, GQ_TIMEOUT, "not to a hello");
+    }
+}
+
+Test (client, a_broker_that_only_says_not_yet_ends_in_its_own_sentence)
+{
+    gq_client_config config = quick ();
+    config.timeout_ms = OPEN_MS;
+    fake.retries = UINT32_MAX;
+    expect_open_fails (config, GQ_TIMEOUT, "not yet, says the test");
+}
+
+Test (client, a_run_that_publishes_nothing_ends_in_a_timeout)
+{
+    gq_client_config config = quick ();
+    config.timeout_ms = OPEN_MS;
+    fake.no_weights = true;
+    expect_open_fails (config, GQ_TIMEOUT, "no weights");
+}
+
+Test (client, an_address_where_nobody_listens_is_unreachable)
+{
+    gq_client_config config = quick ();
+    gq_error error = {""};
+    config.address = "ipc:///tmp/gradq-test-nobody-listens-here";
+    config.timeout_ms = 150;
+    cr_assert_eq (gq_client_open (&client, &config, &error), GQ_UNREACHABLE);
+    cr_assert_not_null (strstr (error.text, config.address), "%s", error.text);
+    cr_assert_null (client);
+}
+
+static bool
+always (void)
+{
+    return true;
+}
+
+Test (client, opening_can_be_interrupted)
+{
+    gq_client_config config = quick ();
+    gq_error error = {""};
+    config.address = "ipc:///tmp/gradq-test-nobody-listens-here";
+    config.timeout_ms = -1;
+    config.interrupted = always;
+    cr_assert_eq (gq_client_open (&client, &config, &error), GQ_CLOSED);
+}
+
+Test (client, a_configuration_out_of_bounds_is_refused)
+{
+    gq_client_config bad[8];
+    for (size_t i = 0; i < 8; i++) {
+        bad[i] = quick ();
+        bad[i].address = "ipc:///tmp/gradq-test-nobody-listens-here";
+    }
+    gq_tensor_shape empty = {.name = ""};
+    bad[0].address = NULL;
+    bad[1].window = 0;
+    bad[2].window = GQ_WINDOW_MAX + 1;
+    bad[3].actor = GQ_ACTORS_MAX;
+    bad[4].ack_timeout_ms = 0;
+    bad[5].lane = "carrier pigeon";
+    bad[6].address = "udp://nowhere:1";
+    bad[7].tensors = &empty, bad[7].tensor_count = 1;
+    for (size_t i = 0; i < 8; i++) {
+        gq_error error = {""};
+        cr_assert_eq (gq_client_open (&client, &bad[i], &error), GQ_INVALID, "case %zu", i);
+        cr_assert_str_not_empty (error.text);
+        cr_assert_eq (gq_client_open (&client, &bad[i], NULL), GQ_INVALID);
+    }
+}
+
+/* ---- weights ---- */
+
+Test (client, weights_never_go_back)
+{
+    begin (quick ());
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION - 1, 7);
+    let_arrive ();
+    cr_assert_eq (weights ().version, FAKE_VERSION);
+    fake_weights (&fake, FAKE_TERM - 1, FAKE_VERSION + 100, 7);
+    let_arrive ();
+    cr_assert_eq (weights ().version, FAKE_VERSION);
+    cr_assert_eq (weights ().data[0], 1);
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION + 1, 2);
+    AWAIT (weights ().version == FAKE_VERSION + 1);
+    cr_assert_eq (weights ().data[FAKE_COUNT - 1], 2);
+    fake_weights (&fake, FAKE_TERM + 1, 3, 4); /* a later life, from an older checkpoint */
+    AWAIT (weights ().term == FAKE_TERM + 1);
+    cr_assert_eq (weights ().version, 3);
+    cr_assert_eq (weights ().data[0], 4);
+    end ();
+}
+
+Test (client, bytes_that_are_no_weights_of_this_run_are_dropped)
+{
+    float values[FAKE_COUNT + 1] = {9, 9, 9, 9, 9, 9, 9};
+    begin (quick ());
+    for (int i = 0; i < 6; i++) {
+        gq_frame frame = fake_frame (&fake, GQ_KIND_WEIGHTS);
+        size_t size;
+        frame.version = FAKE_VERSION + 1;
+        frame.digest += i == 0 ? 1 : 0;
+        frame.run[0] ^= i == 1 ? 1 : 0;
+        if (i == 2)
+            frame.count = FAKE_COUNT - 1, frame.payload_bytes -= 4;
+        uint8_t *bytes = support_message (&frame, values, &size);
+        bytes[size - 1] ^= i == 3 ? 1 : 0;
+        bytes[40] ^= i == 4 ? 1 : 0;
+        zmq_send (fake.weights, bytes, i == 5 ? size - 1 : size, 0);
+        free (bytes);
+        let_arrive ();
+        cr_assert_eq (weights ().version, FAKE_VERSION, "case %d", i);
+        client->foreign = false; /* of case 1; another test is about that */
+    }
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION + 1, 2);
+    AWAIT (weights ().version == FAKE_VERSION + 1);
+    end ();
+}
+
+/* ---- gradients ---- */
+
+Test (client, a_gradient_says_who_sent_it_and_from_what_it_was_computed)
+{
+    float values[FAKE_COUNT];
+    begin (quick ());
+    weights ();
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION + 1, 2);
+    /* Arrived, but not taken by the caller: the next gradient does not come from it. */
+    let_arrive ();
+    cr_assert_eq (client->version, FAKE_VERSION + 1);
+    cr_assert_eq (push (10), GQ_OK);
+    weights ();
+    cr_assert_eq (push (20), GQ_OK);
+    for (uint64_t i = 1; i <= 2; i++) {
+        const gq_frame frame = fake_gradient (&fake, values);
+        cr_assert_eq (frame.kind, GQ_KIND_GRADIENT);
+        cr_assert (frame.actor == FAKE_ACTOR && frame.epoch == FAKE_EPOCH);
+        cr_assert_eq (frame.sequence, i);
+        cr_assert_eq (frame.term, FAKE_TERM);
+        cr_assert_eq (frame.version, FAKE_VERSION + i - 1);
+        cr_assert_eq (frame.samples, 9);
+        cr_assert_eq (frame.digest, fake.layout.digest);
+        cr_assert_arr_eq (frame.run, fake.run, GQ_RUN_ID_BYTES);
+        for (size_t k = 0; k < FAKE_COUNT; k++)
+            cr_assert_eq (values[k], 10 * (float)i + (float)k);
+    }
+    end ();
+}
+
+Test (client, no_more_than_the_window_is_on_the_way)
+{
+    gq_client_config config = quick ();
+    config.window = 3;
+    begin (config);
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (push_briefly (0), GQ_TIMEOUT);
+    cr_assert_eq (gq_client_count (client).pushed, 3);
+    fake_ack (&fake, 2, FAKE_VERSION);
+    cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (push_briefly (0), GQ_TIMEOUT);
+    cr_assert_eq (gq_client_count (client).acknowledged, 2);
+    end ();
+}
+
+Test (client, a_commit_that_fails_keeps_what_was_reserved)
+{
+    float values[FAKE_COUNT];
+    gq_client_config config = quick ();
+    config.window = 1;
+    begin (config);
+    uint64_t sequence = 0;
+    cr_assert_eq (gq_client_commit (client, 1, NULL), GQ_INVALID, "nothing reserved");
+    float *buffer = gq_client_reserve (client);
+    cr_assert_eq (gq_client_commit (client, 0, NULL), GQ_INVALID, "no samples");
+    cr_assert_eq (push (0), GQ_OK); /* the same buffer */
+    fake_gradient (&fake, values);
+    buffer = gq_client_reserve (client);
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        buffer[i] = 5;
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    cr_assert_eq (gq_client_commit (client, 1, &sequence), GQ_TIMEOUT);
+    client->config.timeout_ms = -1;
+    client->config.interrupted = always;
+    cr_assert_eq (gq_client_commit (client, 1, &sequence), GQ_CLOSED);
+    client->config.interrupted = NULL;
+    client->config.timeout_ms = FAKE_WAIT_MS;
+    cr_assert_eq (gq_client_reserve (client), buffer);
+    fake_ack (&fake, 1, FAKE_VERSION);
+    cr_assert_eq (gq_client_commit (client, 1, &sequence), GQ_OK);
+    cr_assert_eq (sequence, 2);
+    fake_gradient (&fake, values);
+    cr_assert_eq (values[0], 5);
+    end ();
+}
+
+Test (client, while_nobody_takes_gradients_push_times_out_and_counts_none)
+{
+    gq_client_config config = quick ();
+    config.window = GQ_WINDOW_MAX; /* it is not the window that ends this */
+    begin (config);
+    zmq_close (fake.gradients);
+    AWAIT (push_briefly (0) == GQ_TIMEOUT); /* until the client has seen that its peer is gone */
+    const uint64_t pushed = gq_client_count (client).pushed;
+    cr_assert_eq (push_briefly (0), GQ_TIMEOUT);
+    cr_assert_eq (gq_client_count (client).pushed, pushed);
+    fake.gradients = fake_socket (&fake, ZMQ_PULL, "g");
+    end ();
+}
+
+/* ---- acknowledgements ---- */
+
+Test (client, waits_for_the_weights_that_an_ack_names)
+{
+    begin (quick ());
+    cr_assert_eq (push (0), GQ_OK);
+    fake_ack (&fake, 1, FAKE_VERSION + 1);
+    AWAIT (gq_client_count (client).acknowledged == 1);
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    cr_assert_eq (gq_client_wait (client, 1), GQ_TIMEOUT);
+    client->config.timeout_ms = FAKE_WAIT_MS;
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION + 1, 2);
+    cr_assert_eq (gq_client_wait (client, 1), GQ_OK);
+    cr_assert_eq (weights ().version, FAKE_VERSION + 1);
+    end ();
+}
+
+Test (client, waiting_can_be_interrupted)
+{
+    begin (quick ());
+    cr_assert_eq (push (0), GQ_OK);
+    client->config.timeout_ms = -1;
+    client->config.interrupted = always;
+    cr_assert_eq (gq_client_wait (client, 1), GQ_CLOSED);
+    end ();
+}
+
+Test (client, refusals_are_counted_with_the_last_reason)
+{
+    const gq_ack ack = {
+        .cumulative = 2, .refused = 1, .refused_sequence = 1, .refused_reason = GQ_STALE};
+    begin (quick ());
+    cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (push (0), GQ_OK);
+    const gq_frame frame = fake_frame (&fake, GQ_KIND_ACK);
+    fake_ack_frame (&fake, &frame, &ack);
+    cr_assert_eq (gq_client_wait (client, 2), GQ_OK);
+    cr_assert_eq (gq_client_count (client).refused, 1);
+    cr_assert_eq (gq_client_count (client).refused_reason, GQ_STALE);
+    cr_assert_eq (gq_client_count (client).acknowledged, 2);
+    end ();
+}
+
+Test (client, acks_that_are_not_for_it_or_say_too_much_are_dropped)
+{
+    begin (quick ());
+    cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (push (0), GQ_OK);
+    for (int i = 0; i < 5; i++) {
+        gq_ack ack = {.cumulative = i == 0 ? 3 : 2};
+        gq_frame frame = fake_frame (&fake, GQ_KIND_ACK);
+        uint8_t payload[GQ_ACK_BYTES];
+        size_t size;
+        frame.epoch += i == 1 ? 1 : 0;
+        frame.digest += i == 2 ? 1 : 0;
+        frame.run[0] ^= i == 3 ? 1 : 0;
+        gq_ack_encode (&ack, payload);
+        uint8_t *bytes = support_message (&frame, payload, &size);
+        bytes[size - 1] ^= i == 4 ? 1 : 0;
+        zmq_send (fake.acks, bytes, size, 0);
+        free (bytes);
+        if (i == 3)
+            AWAIT (client->foreign);
+        else
+            let_arrive ();
+        cr_assert_eq (gq_client_count (client).acknowledged, 0, "case %d", i);
+        client->foreign = false;
+    }
+    fake_ack (&fake, 2, FAKE_VERSION);
+    AWAIT (gq_client_count (client).acknowledged == 2);
+    fake_ack (&fake, 1, FAKE_VERSION);
+    let_arrive ();
+    cr_assert_eq (gq_client_count (client).acknowledged, 2, "it never falls");
+    end ();
+}
+
+Test (client, what_a_living_optimizer_does_not_answer_is_given_up)
+{
+    gq_client_config config = quick ();
+    config.window = 1;
+    config.ack_timeout_ms = 100;
+    begin (config);
+    cr_assert_eq (push (0), GQ_OK);
+    const uint64_t start_ns = gq_now_ns ();
+    cr_assert_eq (push (0), GQ_OK, "the window opens again");
+    cr_assert (gq_now_ns () - start_ns >= UINT64_C (90000000), "not before its time");
+    cr_assert_eq (gq_client_count (client).lost, 1);
+    cr_assert_eq (gq_client_wait (client, 1), GQ_OK, "nothing to wait for any more");
+    fake_ack (&fake, 2, FAKE_VERSION);
+    AWAIT (gq_client_count (client).acknowledged == 2);
+    cr_assert_eq (gq_client_count (client).lost, 1);
+    end ();
+}
+
+Test (client, nothing_is_given_up_while_the_optimizer_is_away)
+{
+    gq_client_config config = quick ();
+    config.window = 1;
+    config.ack_timeout_ms = FAKE_QUIET_MS / 2;
+    begin (config);
+    cr_assert_eq (push (0), GQ_OK);
+    client->heard_ns -= UINT64_C (10000000000); /* silent for 10 s, as if */
+    cr_assert_eq (push_briefly (0), GQ_TIMEOUT);
+    cr_assert_eq (gq_client_count (client).lost, 0);
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION + 1, 2); /* back, and now its time runs */
+    cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (gq_client_count (client).lost, 1);
+    end ();
+}
+
+Test (client, another_run_at_the_address_ends_every_wait_until_ours_is_back)
+{
+    begin (quick ());
+    cr_assert_eq (push (0), GQ_OK);
+    fake.run[5] ^= 1;
+    fake_weights (&fake, FAKE_TERM, FAKE_VERSION + 1, 2);
+    cr_assert_eq (gq_client_wait (client, 1), GQ_RUN);
+    cr_assert_eq (push (0), GQ_OK, "there is room in the window");
+    cr_assert_eq (push (0), GQ_RUN);
+    cr_assert_eq (weights ().version, FAKE_VERSION);
+    fake.run[5] ^= 1;
+    fake_ack (&fake, 2, FAKE_VERSION);
+    AWAIT (gq_client_count (client).acknowledged == 2);
+    cr_assert_eq (push (0), GQ_OK);
+    end ();
+}
+
+/* ---- reports ---- */
+
+/* The next control request with this op. */
+static json_t *
+next_request (const char *op)
+{
+    for (;;) {
+        zmq_msg_t peer;
+        json_t *request = fake_request (&fake, &peer, FAKE_WAIT_MS);
+        cr_assert_not_null (request, "no %s came", op);
+        zmq_msg_close (&peer);
+        if (strcmp (json_string_value (json_object_get (request, "op")), op) == 0)
+            return request;
+        json_decref (request);
+    }
+}
+
+Test (client, reports_its_counts_and_metrics_and_says_bye)
+{
+    begin (quick ());
+    json_decref (next_request ("report")); /* the first goes out while opening */
+    for (int i = 0; i < GQ_METRICS_MAX + 3; i++) {
+        char name[64];
+        snprintf (name, sizeof name, "metric_%d", i);
+        gq_client_metric (client, name, i);
+    }
+    gq_client_metric (client, "metric_1", 1.5);
+    gq_client_metric (client, "a name of more bytes than there is room for", 1);
+    cr_assert_eq (push (0), GQ_OK);
+    client->reported_ns = 0; /* a second later, as if */
+    weights ();
+    json_t *report = next_request ("report");
+    const json_t *metrics = json_object_get (report, "metrics");
+    cr_assert_eq (json_integer_value (json_object_get (report, "pushed")), 1);
+    cr_assert_eq (json_integer_value (json_object_get (report, "actor")), FAKE_ACTOR);
+    cr_assert_eq (json_integer_value (json_object_get (report, "epoch")), FAKE_EPOCH);
+    cr_assert_eq (json_object_size (metrics), GQ_METRICS_MAX);
+    cr_assert_eq (json_real_value (json_object_get (metrics, "metric_1")), 1.5);
+    json_decref (report);
+    client->config.timeout_ms = 0;
+    gq_client_close (&client);
+    json_decref (next_request ("bye"));
+    fake_end (&fake);
+}
+
+Test (client, closing_waits_for_what_is_on_the_way_only_while_the_optimizer_is_heard)
+{
+    float values[FAKE_COUNT];
+    begin (quick ());
+    cr_assert_eq (push (0), GQ_OK);
+    client->config.timeout_ms = -1;
+    client->heard_ns -= UINT64_C (10000000000);
+    gq_client_close (&client); /* would hang */
+    fake_gradient (&fake, values);
+    fake_end (&fake);
+    gq_client_close (&client);
+}
