@@ -17,12 +17,12 @@
 typedef struct gq_net gq_net;
 
 typedef struct gq_net_config {
-    uint32_t observation_rank;              /* 1 for dense, 3 (channels, height, width) for images */
+    uint32_t observation_rank; /* 1 for dense, 3 (channels, height, width) for images */
     uint64_t observation_shape[GQ_RANK_MAX];
-    uint32_t action_count;                  /* A, discrete */
-    uint32_t hidden;                        /* width of dense layers, or of the LSTM */
-    uint32_t rollout_max;                   /* T, most steps between begin and backward */
-    uint32_t filters;                       /* of each convolution; 0: 32; dense ignores it */
+    uint32_t action_count; /* A, discrete */
+    uint32_t hidden;       /* width of dense layers, or of the LSTM */
+    uint32_t rollout_max;  /* T, most steps between begin and backward */
+    uint32_t filters;      /* of each convolution; 0: 32; dense ignores it */
 } gq_net_config;
 
 typedef struct gq_net_ops {

@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 
+#include "bind.h"
 #include "frame.h"
 #include "gradients.h"
 #include "gradq/gradq.h"
@@ -16,10 +17,9 @@
 #include "registry.h"
 #include "relay.h"
 #include "socket.h"
-#include "bind.h"
 
 #define REQUESTS_MAX 64
-#define MS_NS 1000000u
+#define MS_NS        1000000u
 
 struct gq_broker_control {
     void *router;
@@ -40,14 +40,14 @@ gq_broker_control_new (zsock_t *router, zactor_t *gradients, zactor_t *relay,
     gq_broker_control *self = calloc (1, sizeof *self);
     if (self == NULL)
         return NULL;
-    *self = (gq_broker_control) {.router = zsock_resolve (router),
-                                 .gradients = gradients,
-                                 .relay = relay,
-                                 .endpoints = endpoints,
-                                 .frame_bytes_max = frame_bytes_max,
-                                 .started_ns = now_ns,
-                                 .registry = gq_registry_new (),
-                                 .queue_stats = calloc (1, sizeof *self->queue_stats)};
+    *self = (gq_broker_control){.router = zsock_resolve (router),
+                                .gradients = gradients,
+                                .relay = relay,
+                                .endpoints = endpoints,
+                                .frame_bytes_max = frame_bytes_max,
+                                .started_ns = now_ns,
+                                .registry = gq_registry_new (),
+                                .queue_stats = calloc (1, sizeof *self->queue_stats)};
     if (self->registry == NULL || self->queue_stats == NULL)
         gq_broker_control_free (&self);
     return self;
@@ -72,9 +72,9 @@ send_to (gq_broker_control *self, const char *peer, const json_t *object)
     uint8_t identity[256];
     size_t size = strlen (peer) / 2;
     char *text = json_dumps (object, JSON_COMPACT);
-    if (text != NULL && size <= sizeof identity && gq_hex_decode (peer, identity, size)
-        && zmq_send (self->router, identity, size, ZMQ_DONTWAIT | ZMQ_SNDMORE) >= 0)
-        (void) !zmq_send (self->router, text, strlen (text), ZMQ_DONTWAIT);
+    if (text != NULL && size <= sizeof identity && gq_hex_decode (peer, identity, size) &&
+        zmq_send (self->router, identity, size, ZMQ_DONTWAIT | ZMQ_SNDMORE) >= 0)
+        (void)!zmq_send (self->router, text, strlen (text), ZMQ_DONTWAIT);
     free (text);
 }
 
@@ -84,7 +84,7 @@ refuse (gq_broker_control *self, const char *peer, const json_t *request, gq_sta
         bool retry, const char *message)
 {
     json_t *answer = json_pack ("{s:b, s:s, s:s, s:b}", "ok", 0, "error", gq_status_name (status),
-                                "message", message, "retry", (int) retry);
+                                "message", message, "retry", (int)retry);
     json_object_set (answer, "op", json_object_get (request, "op"));
     json_t *nonce = json_object_get (request, "nonce");
     if (nonce != NULL)
@@ -118,13 +118,13 @@ answer_asker (gq_broker_control *self, json_t *answer)
     snprintf (peer, sizeof peer, "%s", to);
     json_object_del (answer, "to");
     json_int_t parameters = json_integer_value (json_object_get (answer, "parameters"));
-    uint64_t bytes = GQ_FRAME_HEADER_BYTES + (uint64_t) parameters * sizeof (float);
+    uint64_t bytes = GQ_FRAME_HEADER_BYTES + (uint64_t)parameters * sizeof (float);
     if (json_is_true (json_object_get (answer, "ok")) && bytes > self->frame_bytes_max) {
         char message[256];
         snprintf (message, sizeof message,
                   "a frame of this layout has %llu bytes but the broker takes at most %llu; start "
                   "it with a larger --queue-bytes",
-                  (unsigned long long) bytes, (unsigned long long) self->frame_bytes_max);
+                  (unsigned long long)bytes, (unsigned long long)self->frame_bytes_max);
         refuse (self, peer, answer, GQ_LAYOUT, false, message);
         return;
     }
@@ -160,22 +160,22 @@ answer_stats (gq_broker_control *self, const char *peer, uint64_t now_ns)
 {
     gq_relay_stats relay = {0};
     gq_gradients_stats *stats = self->queue_stats;
-    if (!gq_thread_ask (self->gradients, stats, sizeof *stats)
-        || !gq_thread_ask (self->relay, &relay, sizeof relay))
+    if (!gq_thread_ask (self->gradients, stats, sizeof *stats) ||
+        !gq_thread_ask (self->relay, &relay, sizeof relay))
         return;
     const gq_queue_counts *queue = &stats->queue;
     json_t *answer = json_pack (
         "{s:s, s:b, s:s, s:s, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:I}, s:{s:I, s:I, s:I, s:I}}",
         "op", "stats", "ok", 1, "address", self->endpoints->control, "program",
         "gradq-broker " GQ_VERSION_STRING, "uptime_ms",
-        (json_int_t) ((now_ns - self->started_ns) / MS_NS), "queue", "depth",
-        (json_int_t) queue->depth, "capacity", (json_int_t) queue->capacity, "bytes",
-        (json_int_t) queue->bytes, "bytes_capacity", (json_int_t) queue->bytes_capacity, "received",
-        (json_int_t) queue->received, "delivered", (json_int_t) queue->delivered, "refused",
-        (json_int_t) queue->refused, "relay", "weights", (json_int_t) relay.weights, "acks",
-        (json_int_t) relay.acks, "malformed", (json_int_t) relay.malformed, "repeated",
-        (json_int_t) relay.repeated);
-    json_object_set_new (answer, "control_malformed", json_integer ((json_int_t) self->malformed));
+        (json_int_t)((now_ns - self->started_ns) / MS_NS), "queue", "depth",
+        (json_int_t)queue->depth, "capacity", (json_int_t)queue->capacity, "bytes",
+        (json_int_t)queue->bytes, "bytes_capacity", (json_int_t)queue->bytes_capacity, "received",
+        (json_int_t)queue->received, "delivered", (json_int_t)queue->delivered, "refused",
+        (json_int_t)queue->refused, "relay", "weights", (json_int_t)relay.weights, "acks",
+        (json_int_t)relay.acks, "malformed", (json_int_t)relay.malformed, "repeated",
+        (json_int_t)relay.repeated);
+    json_object_set_new (answer, "control_malformed", json_integer ((json_int_t)self->malformed));
     json_object_set_new (answer, "optimizer", gq_registry_optimizer_json (self->registry, now_ns));
     json_object_set_new (answer, "actors",
                          gq_registry_actors_json (self->registry, stats->actors, now_ns));
@@ -219,7 +219,7 @@ next_request (gq_broker_control *self, uint64_t now_ns)
     if (zmq_msg_recv (&body, self->router, ZMQ_DONTWAIT) >= 0 && gq_socket_whole (self->router))
         request = json_loadb (zmq_msg_data (&body), zmq_msg_size (&body), 0, NULL);
     if (json_is_object (request)) {
-        gq_hex_encode (identity, (size_t) size, peer);
+        gq_hex_encode (identity, (size_t)size, peer);
         serve_request (self, peer, request, now_ns);
     } else {
         self->malformed++;

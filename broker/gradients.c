@@ -19,8 +19,8 @@
 #define IDLE_MS 1000
 
 typedef struct gradient_thread {
-    zsock_t *in;    /* PULL, bound */
-    zsock_t *out;   /* PUSH, bound */
+    zsock_t *in;  /* PULL, bound */
+    zsock_t *out; /* PUSH, bound */
     gq_queue *queue;
     zmq_msg_t hand; /* read, but more bytes than the queue has room for now */
     bool holding;
@@ -32,7 +32,7 @@ open_gradients (gradient_thread *self, gq_gradients_config *config)
     self->queue = gq_queue_new (config->capacity, config->bytes_capacity);
     if (self->queue == NULL) {
         gq_fail (&config->error, GQ_MEMORY, "no memory for a queue of %llu gradients",
-                 (unsigned long long) config->capacity);
+                 (unsigned long long)config->capacity);
         return false;
     }
     /* Small buffers on both sides: what is not in the queue has not left the actor yet. */
@@ -40,7 +40,7 @@ open_gradients (gradient_thread *self, gq_gradients_config *config)
                                   .send_hwm = 1,
                                   .receive_hwm = 1,
                                   .buffer_bytes = 64 * 1024,
-                                  .message_bytes_max = (int64_t) config->bytes_capacity};
+                                  .message_bytes_max = (int64_t)config->bytes_capacity};
     gq_socket_options out = in;
     out.type = ZMQ_PUSH;
     self->in = gq_bind (&in, config->in, &config->error);
@@ -71,7 +71,7 @@ admit (gradient_thread *self)
         return false;
     if (status != GQ_OK)
         gq_log (GQ_LOG_DEBUG, "frame refused", "reason", "s", gq_status_name (status), "bytes", "u",
-                (uint64_t) zmq_msg_size (&self->hand), NULL);
+                (uint64_t)zmq_msg_size (&self->hand), NULL);
     zmq_msg_close (&self->hand);
     self->holding = false;
     return true;
@@ -130,7 +130,7 @@ handle_pipe (gradient_thread *self, zsock_t *pipe)
     bool more = command != NULL && !streq (command, "$TERM");
     if (more && streq (command, "STATS")) {
         zframe_t *answer = zframe_new (NULL, sizeof (gq_gradients_stats));
-        gq_gradients_stats *stats = (gq_gradients_stats *) (void *) zframe_data (answer);
+        gq_gradients_stats *stats = (gq_gradients_stats *)(void *)zframe_data (answer);
         stats->queue = gq_queue_count (self->queue);
         memcpy (stats->actors, gq_queue_actors (self->queue), sizeof stats->actors);
         zframe_send (&answer, pipe, 0);
@@ -146,11 +146,11 @@ run (zsock_t *pipe, void *arguments)
     bool open = open_gradients (&self, arguments);
     zsock_signal (pipe, open ? 0 : 1);
     for (bool more = open; more;) {
-        zmq_pollitem_t items[]
-            = {{.socket = zsock_resolve (pipe), .events = ZMQ_POLLIN},
-               {.socket = zsock_resolve (self.in), .events = readable (&self) ? ZMQ_POLLIN : 0},
-               {.socket = zsock_resolve (self.out),
-                .events = gq_queue_front (self.queue) != NULL ? ZMQ_POLLOUT : 0}};
+        zmq_pollitem_t items[] = {
+            {.socket = zsock_resolve (pipe), .events = ZMQ_POLLIN},
+            {.socket = zsock_resolve (self.in), .events = readable (&self) ? ZMQ_POLLIN : 0},
+            {.socket = zsock_resolve (self.out),
+             .events = gq_queue_front (self.queue) != NULL ? ZMQ_POLLOUT : 0}};
         if (zmq_poll (items, 3, IDLE_MS) < 0 && errno != EINTR)
             break;
         if (items[0].revents)

@@ -53,8 +53,7 @@ lock_address (broker *self, gq_error *error)
     snprintf (lock, sizeof lock, "%s.lock", path);
     gq_status status = gq_service_lock (&self->lock_fd, lock, error);
     if (status == GQ_REFUSED)
-        gq_fail (error, status,
-                 "another broker serves %s; stop it or choose another --address",
+        gq_fail (error, status, "another broker serves %s; stop it or choose another --address",
                  self->endpoints.control);
     return status;
 }
@@ -125,8 +124,8 @@ run (const gq_options *options)
 {
     gq_error error = {""};
     broker self = {.signal_fd = -1, .lock_fd = -1};
-    gq_status status
-        = gq_endpoints_derive (&self.endpoints, gq_options_text (options, "address"), &error);
+    gq_status status =
+        gq_endpoints_derive (&self.endpoints, gq_options_text (options, "address"), &error);
     if (status != GQ_OK)
         return complain (options, &error, GQ_EXIT_CONFIG);
     umask (0077); /* ipc sockets are for this user */
@@ -156,8 +155,7 @@ main (int argc, char **argv)
     if (status == GQ_OK)
         status = gq_log_open ("broker", gq_options_text (options, "log-file"),
                               gq_log_level_from (gq_options_text (options, "log-level")), &error);
-    int code = status == GQ_OK ? run (options)
-                               : complain (NULL, &error, gq_options_exit (status));
+    int code = status == GQ_OK ? run (options) : complain (NULL, &error, gq_options_exit (status));
     gq_options_free (&options);
     return code;
 }

@@ -59,8 +59,8 @@ age_ms_of (uint64_t last_ns, uint64_t now_ns)
 static bool
 alive (const gq_registry *registry, uint64_t now_ns)
 {
-    return registry->optimizer != NULL && !registry->optimizer_gone
-           && now_ns - registry->optimizer_ns < (uint64_t) OPTIMIZER_SILENT_MS * MS_NS;
+    return registry->optimizer != NULL && !registry->optimizer_gone &&
+           now_ns - registry->optimizer_ns < (uint64_t)OPTIMIZER_SILENT_MS * MS_NS;
 }
 
 static json_int_t
@@ -82,8 +82,8 @@ gq_registry_optimizer (gq_registry *registry, const char *peer, const json_t *re
                        uint64_t now_ns, gq_error *error)
 {
     const json_t *known = registry->optimizer;
-    bool resumed = known != NULL && same_run (known, report)
-                   && integer (report, "term") > integer (known, "term");
+    bool resumed = known != NULL && same_run (known, report) &&
+                   integer (report, "term") > integer (known, "term");
     if (strcmp (peer, registry->peer) != 0 && alive (registry, now_ns) && !resumed) {
         const char *run = json_string_value (json_object_get (known, "run"));
         return gq_fail (error, GQ_REFUSED,
@@ -94,8 +94,8 @@ gq_registry_optimizer (gq_registry *registry, const char *peer, const json_t *re
     if (strlen (peer) >= sizeof registry->peer)
         return gq_fail (error, GQ_INVALID, "peer identity too long");
     if (resumed && integer (known, "version") > integer (report, "start_version"))
-        registry->rolled_back
-            += (uint64_t) (integer (known, "version") - integer (report, "start_version"));
+        registry->rolled_back +=
+            (uint64_t)(integer (known, "version") - integer (report, "start_version"));
     json_t *copy = json_deep_copy (report);
     if (copy == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
@@ -132,7 +132,7 @@ known_fields (const json_t *report)
     json_t *kept = json_object ();
     json_t *metrics = json_object ();
     const json_t *run = json_object_get (report, "run");
-    if (json_string_length (run) == 2 * (size_t) GQ_RUN_ID_BYTES)
+    if (json_string_length (run) == 2 * (size_t)GQ_RUN_ID_BYTES)
         json_object_set_new (kept, "run", json_string (json_string_value (run)));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         if (json_is_integer (json_object_get (report, counts[i])))
@@ -154,19 +154,19 @@ gq_status
 gq_registry_actor (gq_registry *registry, const json_t *report, bool gone, uint64_t now_ns)
 {
     const json_t *id = json_object_get (report, "actor");
-    if (!json_is_integer (id) || json_integer_value (id) < 0
-        || json_integer_value (id) >= GQ_ACTORS_MAX)
+    if (!json_is_integer (id) || json_integer_value (id) < 0 ||
+        json_integer_value (id) >= GQ_ACTORS_MAX)
         return GQ_INVALID;
     actor_entry *entry = &registry->actors[json_integer_value (id)];
     /* The bye of a life that ended must not silence the one that followed it. */
-    if (entry->report != NULL && same_run (entry->report, report)
-        && integer (report, "epoch") < integer (entry->report, "epoch"))
+    if (entry->report != NULL && same_run (entry->report, report) &&
+        integer (report, "epoch") < integer (entry->report, "epoch"))
         return GQ_OK;
     json_t *copy = known_fields (report);
     if (copy == NULL)
         return GQ_MEMORY;
     json_decref (entry->report);
-    *entry = (actor_entry) {.report = copy, .last_ns = now_ns, .gone = gone};
+    *entry = (actor_entry){.report = copy, .last_ns = now_ns, .gone = gone};
     return GQ_OK;
 }
 
@@ -186,23 +186,24 @@ copy_key (json_t *to, const json_t *from, const char *key)
 json_t *
 gq_registry_optimizer_json (const gq_registry *registry, uint64_t now_ns)
 {
-    static const char *const keys[]
-        = {"name",          "version",       "term",          "start_version", "applied",
-           "rejected",      "rejected_by",   "duplicates",    "lost",          "malformed",
-           "staleness_p50", "staleness_p99", "staleness_max", "apply_us_p50",  "apply_us_p99",
-           "publish_us_p50", "published",    "checkpoint_version", "parameters", "learning_rate"};
+    static const char *const keys[] = {"name",           "version",       "term",
+                                       "start_version",  "applied",       "rejected",
+                                       "rejected_by",    "duplicates",    "lost",
+                                       "malformed",      "staleness_p50", "staleness_p99",
+                                       "staleness_max",  "apply_us_p50",  "apply_us_p99",
+                                       "publish_us_p50", "published",     "checkpoint_version",
+                                       "parameters",     "learning_rate"};
     json_t *result = json_object ();
     uint64_t age_ms = age_ms_of (registry->optimizer_ns, now_ns);
-    const char *state = registry->optimizer == NULL
-                            ? "none"
-                            : state_of (registry->optimizer_gone, age_ms);
+    const char *state =
+        registry->optimizer == NULL ? "none" : state_of (registry->optimizer_gone, age_ms);
     json_object_set_new (result, "state", json_string (state));
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         copy_key (result, registry->optimizer, keys[i]);
-    json_object_set_new (result, "rolled_back", json_integer ((json_int_t) registry->rolled_back));
+    json_object_set_new (result, "rolled_back", json_integer ((json_int_t)registry->rolled_back));
     json_object_set_new (result, "last_seen_ms",
                          registry->optimizer == NULL ? json_null ()
-                                                     : json_integer ((json_int_t) age_ms));
+                                                     : json_integer ((json_int_t)age_ms));
     return result;
 }
 
@@ -214,22 +215,22 @@ actor_json (json_int_t id, const actor_entry *entry, const gq_queue_actor *seen,
     uint64_t last_ns = entry->last_ns > seen->last_ns ? entry->last_ns : seen->last_ns;
     uint64_t age_ms = age_ms_of (last_ns, now_ns);
     json_object_set_new (result, "id", json_integer (id));
-    json_object_set_new (result, "state",
-                         json_string (state_of (entry->gone && entry->last_ns >= seen->last_ns,
-                                                age_ms)));
+    json_object_set_new (
+        result, "state",
+        json_string (state_of (entry->gone && entry->last_ns >= seen->last_ns, age_ms)));
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         copy_key (result, entry->report, keys[i]);
-    json_object_set_new (result, "received", json_integer ((json_int_t) seen->received));
+    json_object_set_new (result, "received", json_integer ((json_int_t)seen->received));
     const json_t *metrics = json_object_get (entry->report, "metrics");
     copy_key (result, metrics, "return_mean");
     const char *key;
     json_t *value;
-    json_object_foreach ((json_t *) (uintptr_t) metrics, key, value)
+    json_object_foreach ((json_t *)(uintptr_t)metrics, key, value)
     {
         if (json_object_get (result, key) == NULL)
             json_object_set (result, key, value);
     }
-    json_object_set_new (result, "last_seen_ms", json_integer ((json_int_t) age_ms));
+    json_object_set_new (result, "last_seen_ms", json_integer ((json_int_t)age_ms));
     return result;
 }
 
@@ -240,7 +241,7 @@ gq_registry_actors_json (const gq_registry *registry, const gq_queue_actor *queu
     json_t *list = json_array ();
     for (size_t i = 0; i < GQ_ACTORS_MAX; i++)
         if (registry->actors[i].report != NULL || queue_actors[i].last_ns != 0)
-            json_array_append_new (list, actor_json ((json_int_t) i, &registry->actors[i],
-                                                     &queue_actors[i], now_ns));
+            json_array_append_new (
+                list, actor_json ((json_int_t)i, &registry->actors[i], &queue_actors[i], now_ns));
     return list;
 }

@@ -14,14 +14,14 @@
 #include "stats.h"
 
 #define BATCH_MAX 64
-#define IDLE_MS 1000
+#define IDLE_MS   1000
 /* Many actors joining at once get one repetition together. */
 #define REPEAT_MS_MIN 50
-#define MS_NS 1000000u
+#define MS_NS         1000000u
 /* Versions that wait for a slow subscriber.  Beyond it the newest is dropped, until it is repeated;
  * each one more costs a frame of memory for every reader that has stalled. */
 #define WEIGHTS_HWM 4
-#define ACKS_HWM 1024
+#define ACKS_HWM    1024
 /* The optimizer's buffers bound its weights; this bounds its acknowledgements. */
 #define IN_HWM 1024
 /* Longest subscription worth reading: 0x01 and a topic. */
@@ -47,7 +47,7 @@ open_relay (relay_thread *self, gq_relay_config *config)
     const gq_socket_options in = {.type = ZMQ_XSUB,
                                   .send_hwm = IN_HWM,
                                   .receive_hwm = IN_HWM,
-                                  .message_bytes_max = (int64_t) config->frame_bytes_max};
+                                  .message_bytes_max = (int64_t)config->frame_bytes_max};
     const gq_socket_options weights = {.type = ZMQ_XPUB,
                                        .send_hwm = WEIGHTS_HWM,
                                        .receive_hwm = IN_HWM,
@@ -84,7 +84,8 @@ send_kept (zsock_t *socket, zmq_msg_t *kept)
 {
     zmq_msg_t copy;
     zmq_msg_init (&copy);
-    if (zmq_msg_copy (&copy, kept) != 0 || zmq_msg_send (&copy, zsock_resolve (socket), ZMQ_DONTWAIT) < 0)
+    if (zmq_msg_copy (&copy, kept) != 0 ||
+        zmq_msg_send (&copy, zsock_resolve (socket), ZMQ_DONTWAIT) < 0)
         zmq_msg_close (&copy);
 }
 
@@ -163,7 +164,7 @@ repeat (relay_thread *self)
         return IDLE_MS;
     uint64_t age_ms = (gq_now_ns () - self->sent_ns) / MS_NS;
     if (age_ms < REPEAT_MS_MIN)
-        return REPEAT_MS_MIN - (int) age_ms;
+        return REPEAT_MS_MIN - (int)age_ms;
     send_kept (self->weights, &self->last_weights);
     self->sent_ns = gq_now_ns ();
     self->wanted = false;
@@ -190,11 +191,10 @@ loop (relay_thread *self, zsock_t *pipe)
 {
     int wait_ms = IDLE_MS;
     for (bool more = true; more;) {
-        zmq_pollitem_t items[]
-            = {{.socket = zsock_resolve (pipe), .events = ZMQ_POLLIN},
-               {.socket = zsock_resolve (self->in), .events = ZMQ_POLLIN},
-               {.socket = zsock_resolve (self->weights), .events = ZMQ_POLLIN},
-               {.socket = zsock_resolve (self->acks), .events = ZMQ_POLLIN}};
+        zmq_pollitem_t items[] = {{.socket = zsock_resolve (pipe), .events = ZMQ_POLLIN},
+                                  {.socket = zsock_resolve (self->in), .events = ZMQ_POLLIN},
+                                  {.socket = zsock_resolve (self->weights), .events = ZMQ_POLLIN},
+                                  {.socket = zsock_resolve (self->acks), .events = ZMQ_POLLIN}};
         if (zmq_poll (items, 4, wait_ms) < 0 && errno != EINTR)
             break;
         if (items[0].revents)

@@ -13,7 +13,7 @@
 /* Current, next, and up to four versions on their way to the broker: PUB's pipe and ZeroMQ's
  * encoder hold a few, and a reader that is further behind is better served by a newer one. */
 #define BUFFER_COUNT 6
-_Static_assert (GQ_FRAME_HEADER_BYTES % 64 == 0, "vectors follow headers, aligned");
+_Static_assert(GQ_FRAME_HEADER_BYTES % 64 == 0, "vectors follow headers, aligned");
 
 typedef struct buffer {
     uint8_t *bytes;   /* header, then f32[count] */
@@ -30,7 +30,7 @@ struct gq_buffers {
 static size_t
 frame_bytes (const gq_buffers *self)
 {
-    return GQ_FRAME_HEADER_BYTES + (size_t) self->count * sizeof (float);
+    return GQ_FRAME_HEADER_BYTES + (size_t)self->count * sizeof (float);
 }
 
 gq_buffers *
@@ -71,7 +71,7 @@ gq_buffers_free (gq_buffers **buffers_p)
 static float *
 vector_of (const buffer *which)
 {
-    return (float *) (void *) (which->bytes + GQ_FRAME_HEADER_BYTES);
+    return (float *)(void *)(which->bytes + GQ_FRAME_HEADER_BYTES);
 }
 
 const float *
@@ -85,8 +85,8 @@ gq_buffers_current (const gq_buffers *self)
 static bool
 is_free (const gq_buffers *self, size_t index)
 {
-    return index != self->current
-           && !atomic_load_explicit (&self->buffers[index].lent, memory_order_acquire);
+    return index != self->current &&
+           !atomic_load_explicit (&self->buffers[index].lent, memory_order_acquire);
 }
 
 static size_t
@@ -119,7 +119,7 @@ gq_buffers_turn (gq_buffers *self)
 static void
 give_back (void *data, void *hint)
 {
-    (void) data;
+    (void)data;
     buffer *which = hint;
     atomic_store_explicit (&which->lent, false, memory_order_release);
 }

@@ -36,7 +36,6 @@ void gq_buffers_turn (gq_buffers *buffers);
  * GQ_OK: send or close the message.  GQ_AGAIN: readers are so far behind that lending this one too
  * would leave no buffer for the next step; a later version will do.
  */
-GQ_CHECK gq_status gq_buffers_lend (gq_buffers *buffers, const gq_frame *frame,
-                                    zmq_msg_t *message);
+GQ_CHECK gq_status gq_buffers_lend (gq_buffers *buffers, const gq_frame *frame, zmq_msg_t *message);
 
 #endif

@@ -18,7 +18,7 @@
 #include "safetensors.h"
 
 /* Entries of __metadata__: the fixed ones, scalars, settings of rule and host. */
-#define META_MAX (16 + GQ_SCALARS_MAX + GQ_SETTINGS_MAX + 8)
+#define META_MAX      (16 + GQ_SCALARS_MAX + GQ_SETTINGS_MAX + 8)
 #define META_TEXT_MAX 128
 
 /* Everything that a file is made of, while it is being made. */
@@ -41,14 +41,14 @@ add_meta (draft *self, const char *key, const char *value)
     size_t i = self->meta_count++;
     snprintf (self->keys[i], META_TEXT_MAX, "%s", key);
     snprintf (self->values[i], META_TEXT_MAX, "%s", value);
-    self->meta[i] = (gq_meta) {.key = self->keys[i], .value = self->values[i]};
+    self->meta[i] = (gq_meta){.key = self->keys[i], .value = self->values[i]};
 }
 
 static void
 add_number (draft *self, const char *key, uint64_t value)
 {
     char text[32];
-    snprintf (text, sizeof text, "%llu", (unsigned long long) value);
+    snprintf (text, sizeof text, "%llu", (unsigned long long)value);
     add_meta (self, key, text);
 }
 
@@ -61,12 +61,12 @@ add_vector (draft *self, const gq_layout *layout, const float *vector, const cha
         uint64_t elements = gq_tensor_elements (shape);
         size_t k = self->tensor_count++;
         snprintf (self->names[k], sizeof self->names[k], "%s%s", prefix, shape->name);
-        self->tensors[k] = (gq_tensor) {.name = self->names[k],
-                                        .dtype = GQ_DTYPE_F32,
-                                        .rank = shape->rank,
-                                        .element_count = elements,
-                                        .data = vector,
-                                        .bytes = elements * sizeof *vector};
+        self->tensors[k] = (gq_tensor){.name = self->names[k],
+                                       .dtype = GQ_DTYPE_F32,
+                                       .rank = shape->rank,
+                                       .element_count = elements,
+                                       .data = vector,
+                                       .bytes = elements * sizeof *vector};
         memcpy (self->tensors[k].shape, shape->shape, sizeof shape->shape);
         vector += elements;
     }
@@ -122,7 +122,7 @@ draft_fill (draft *self, gq_core *core)
     char hash[32];
     gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
     snprintf (hash, sizeof hash, "%016llx",
-              (unsigned long long) gq_checkpoint_hash (self->tensors, self->tensor_count));
+              (unsigned long long)gq_checkpoint_hash (self->tensors, self->tensor_count));
     add_meta (self, "format", GQ_CHECKPOINT_FORMAT);
     add_meta (self, "run", run);
     add_number (self, "term", core->term);
@@ -130,10 +130,10 @@ draft_fill (draft *self, gq_core *core)
     add_number (self, "applied", core->applied);
     add_meta (self, "data_xxh64", hash);
     describe_rule (self, core->rule);
-    self->meta[self->meta_count++] = (gq_meta) {.key = "layout", .value = self->layout};
-    uint64_t meta_hash = gq_checkpoint_meta_hash (self->meta, self->meta_count, self->tensors,
-                                                  self->tensor_count);
-    snprintf (hash, sizeof hash, "%016llx", (unsigned long long) meta_hash);
+    self->meta[self->meta_count++] = (gq_meta){.key = "layout", .value = self->layout};
+    uint64_t meta_hash =
+        gq_checkpoint_meta_hash (self->meta, self->meta_count, self->tensors, self->tensor_count);
+    snprintf (hash, sizeof hash, "%016llx", (unsigned long long)meta_hash);
     add_meta (self, GQ_CHECKPOINT_META_HASH, hash);
     return GQ_OK;
 }
@@ -148,8 +148,8 @@ delete_old (const char *directory, uint64_t version, uint64_t kept)
     char path[PATH_MAX];
     uint64_t seen = 0;
     for (size_t i = 0; i < count; i++)
-        if (versions[i] <= version && ++seen > kept
-            && gq_checkpoint_path (path, directory, versions[i]))
+        if (versions[i] <= version && ++seen > kept &&
+            gq_checkpoint_path (path, directory, versions[i]))
             unlink (path);
     free (versions);
 }
@@ -161,6 +161,13 @@ gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept, char *
     char local[PATH_MAX];
     if (path == NULL)
         path = local;
+    /* Finite gradients can still overflow; the last good checkpoint is then worth keeping. */
+    if (!gq_all_finite (gq_buffers_current (core->buffers), core->layout.element_count))
+        return gq_fail (
+            error, GQ_NONFINITE,
+            "the weights hold NaN or infinity at version %llu; stop, lower the learning "
+            "rate or set clip_norm, and go on from the last checkpoint",
+            (unsigned long long)core->version);
     if (mkdir (directory, 0755) != 0 && errno != EEXIST)
         return gq_fail (error, GQ_IO, "cannot create %s: %s", directory, strerror (errno));
     if (!gq_checkpoint_path (path, directory, core->version))

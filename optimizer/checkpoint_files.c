@@ -22,8 +22,8 @@ version_of (const char *name, uint64_t *version)
     size_t length = strlen (name);
     size_t prefix = strlen (PREFIX);
     size_t suffix = strlen (SUFFIX);
-    if (length <= prefix + suffix || strncmp (name, PREFIX, prefix) != 0
-        || strcmp (name + length - suffix, SUFFIX) != 0)
+    if (length <= prefix + suffix || strncmp (name, PREFIX, prefix) != 0 ||
+        strcmp (name + length - suffix, SUFFIX) != 0)
         return false;
     char *end = NULL;
     errno = 0;
@@ -34,8 +34,8 @@ version_of (const char *name, uint64_t *version)
 static int
 newest_first (const void *a, const void *b)
 {
-    uint64_t left = *(const uint64_t *) a;
-    uint64_t right = *(const uint64_t *) b;
+    uint64_t left = *(const uint64_t *)a;
+    uint64_t right = *(const uint64_t *)b;
     return left < right ? 1 : left > right ? -1 : 0;
 }
 
@@ -72,7 +72,7 @@ int
 gq_checkpoint_path (char path[PATH_MAX], const char *directory, uint64_t version)
 {
     int length = snprintf (path, PATH_MAX, "%s/" PREFIX "%012llu" SUFFIX, directory,
-                           (unsigned long long) version);
+                           (unsigned long long)version);
     return length > 0 && length < PATH_MAX;
 }
 

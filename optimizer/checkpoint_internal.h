@@ -10,7 +10,7 @@
 
 #include "safetensors.h"
 
-#define GQ_CHECKPOINT_FORMAT "gradq-checkpoint-1"
+#define GQ_CHECKPOINT_FORMAT    "gradq-checkpoint-1"
 #define GQ_CHECKPOINT_META_HASH "meta_xxh64"
 
 /* Versions of the checkpoints in `directory`, newest first; *versions is the caller's to free. */

@@ -72,8 +72,7 @@ gather (const gq_safetensors *file, const gq_layout *layout, const char *prefix,
         char name[2 * GQ_NAME_MAX];
         uint64_t elements = gq_tensor_elements (&layout->tensors[i]);
         snprintf (name, sizeof name, "%s%s", prefix, layout->tensors[i].name);
-        gq_status status
-            = gq_safetensors_copy (file, name, GQ_DTYPE_F32, elements, vector, error);
+        gq_status status = gq_safetensors_copy (file, name, GQ_DTYPE_F32, elements, vector, error);
         if (status != GQ_OK)
             return status;
         vector += elements;
@@ -136,8 +135,8 @@ restore_rule (const gq_safetensors *file, gq_core *core)
     const char *name = gq_safetensors_meta (file, "optimizer");
     uint64_t steps = 0;
     char key[GQ_NAME_MAX];
-    if (name == NULL || strcmp (name, plugin->name) != 0
-        || meta_number (file, "optimizer_steps", &steps, NULL) != GQ_OK)
+    if (name == NULL || strcmp (name, plugin->name) != 0 ||
+        meta_number (file, "optimizer_steps", &steps, NULL) != GQ_OK)
         return false;
     for (size_t i = 0; i < gq_rule_slot_count (rule); i++) {
         snprintf (key, sizeof key, "%s.", plugin->slots[i]);

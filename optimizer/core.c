@@ -48,8 +48,8 @@ gq_core_check_layout (const gq_core *core, const gq_layout *layout, gq_error *er
         size_t length = strlen (plugin->slots[k]);
         for (size_t i = 0; i < layout->tensor_count; i++) {
             const char *name = layout->tensors[i].name;
-            if (strncmp (name, plugin->slots[k], length) == 0 && name[length] == '.'
-                && has_tensor (layout, name + length + 1))
+            if (strncmp (name, plugin->slots[k], length) == 0 && name[length] == '.' &&
+                has_tensor (layout, name + length + 1))
                 return gq_fail (error, GQ_INVALID,
                                 "a parameter is called %s, which is what a checkpoint calls the "
                                 "%s of %s; rename one of the two parameters",
@@ -68,16 +68,16 @@ gq_core_set_layout (gq_core *core, gq_layout *layout)
     core->aligned = malloc (count * sizeof (float));
     if (core->config.aggregate > 1)
         core->sum = malloc (count * sizeof (float));
-    if (core->buffers == NULL || core->aligned == NULL
-        || (core->config.aggregate > 1 && core->sum == NULL)
-        || gq_rule_reset (core->rule, count) != GQ_OK) {
+    if (core->buffers == NULL || core->aligned == NULL ||
+        (core->config.aggregate > 1 && core->sum == NULL) ||
+        gq_rule_reset (core->rule, count) != GQ_OK) {
         gq_layout keep = core->layout;
         gq_core_clear (core);
         core->layout = keep;
         return GQ_MEMORY;
     }
     core->layout = *layout;
-    *layout = (gq_layout) {0};
+    *layout = (gq_layout){0};
     return GQ_OK;
 }
 
@@ -105,9 +105,9 @@ gq_core_rejected (const gq_core *core)
 static const float *
 payload_of (gq_core *core, const void *bytes)
 {
-    const uint8_t *payload = (const uint8_t *) bytes + GQ_FRAME_HEADER_BYTES;
-    if ((uintptr_t) payload % _Alignof(float) == 0)
-        return (const float *) (const void *) payload;
+    const uint8_t *payload = (const uint8_t *)bytes + GQ_FRAME_HEADER_BYTES;
+    if ((uintptr_t)payload % _Alignof(float) == 0)
+        return (const float *)(const void *)payload;
     memcpy (core->aligned, payload, core->layout.element_count * sizeof (float));
     return core->aligned;
 }
@@ -147,8 +147,8 @@ staleness_of (const gq_core *core, const gq_frame *frame)
 static double
 damping (gq_core *core, uint64_t staleness)
 {
-    double mean = core->staleness_sum / (double) core->staleness_count;
-    return staleness == 0 || mean >= (double) staleness ? 1.0 : mean / (double) staleness;
+    double mean = core->staleness_sum / (double)core->staleness_count;
+    return staleness == 0 || mean >= (double)staleness ? 1.0 : mean / (double)staleness;
 }
 
 static void
@@ -177,14 +177,14 @@ accumulate (float *restrict sum, const float *restrict gradient, uint64_t count,
 static gq_outcome
 aggregate (gq_core *core, const gq_frame *frame, const float *gradient, double factor)
 {
-    double weight = core->config.weigh_samples ? (double) frame->samples : 1.0;
-    accumulate (core->sum, gradient, frame->count, (float) (weight * factor), core->held == 0);
+    double weight = core->config.weigh_samples ? (double)frame->samples : 1.0;
+    accumulate (core->sum, gradient, frame->count, (float)(weight * factor), core->held == 0);
     core->held_weight = core->held == 0 ? weight : core->held_weight + weight;
     core->held++;
     gq_ledger_hold (&core->ledger, frame->actor);
     if (core->held < core->config.aggregate)
         return GQ_OUTCOME_HELD;
-    step (core, core->sum, (float) (1.0 / core->held_weight));
+    step (core, core->sum, (float)(1.0 / core->held_weight));
     core->applied += core->held;
     core->held = 0;
     gq_ledger_settle_all (&core->ledger);
@@ -195,12 +195,12 @@ static gq_outcome
 apply (gq_core *core, const gq_frame *frame, const float *gradient, uint64_t staleness)
 {
     gq_histogram_add (&core->staleness, staleness);
-    core->staleness_sum += (double) staleness;
+    core->staleness_sum += (double)staleness;
     core->staleness_count++;
     double factor = core->config.damp ? damping (core, staleness) : 1.0;
     if (core->config.aggregate > 1)
         return aggregate (core, frame, gradient, factor);
-    step (core, gradient, (float) factor);
+    step (core, gradient, (float)factor);
     core->applied++;
     gq_ledger_settle (&core->ledger, frame->actor);
     return GQ_OUTCOME_STEPPED;
@@ -210,8 +210,7 @@ static gq_outcome
 take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
                gq_status *reason)
 {
-    gq_status status
-        = gq_ledger_enter (&core->ledger, frame->actor, frame->epoch, frame->sequence);
+    gq_status status = gq_ledger_enter (&core->ledger, frame->actor, frame->epoch, frame->sequence);
     if (status != GQ_OK) {
         *reason = status;
         return GQ_OUTCOME_IGNORED;

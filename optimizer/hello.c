@@ -14,10 +14,17 @@ static json_t *
 refuse (const json_t *request, gq_status status, bool retry, const char *message)
 {
     json_t *answer = json_pack ("{s:b, s:s, s:s, s:b}", "ok", 0, "error", gq_status_name (status),
-                                "message", message, "retry", (int) retry);
+                                "message", message, "retry", (int)retry);
     if (answer != NULL)
         json_object_set (answer, "op", json_object_get (request, "op"));
     return answer;
+}
+
+static bool
+same_tensor (const gq_tensor_shape *a, const gq_tensor_shape *b)
+{
+    return strcmp (a->name, b->name) == 0 && a->rank == b->rank &&
+           memcmp (a->shape, b->shape, a->rank * sizeof a->shape[0]) == 0;
 }
 
 /* A sentence that names the first difference between the run's layout and the proposed one. */
@@ -25,14 +32,14 @@ static void
 explain_difference (const gq_layout *ours, const gq_layout *theirs, gq_error *error)
 {
     size_t i = 0;
-    while (i < ours->tensor_count && i < theirs->tensor_count
-           && memcmp (&ours->tensors[i], &theirs->tensors[i], sizeof ours->tensors[i]) == 0)
+    while (i < ours->tensor_count && i < theirs->tensor_count &&
+           same_tensor (&ours->tensors[i], &theirs->tensors[i]))
         i++;
     gq_fail (error, GQ_LAYOUT,
              "this run trains another model: it has %zu tensors with %llu parameters, yours has "
              "%zu with %llu; the first difference is tensor %zu, %s here and %s in yours",
-             ours->tensor_count, (unsigned long long) ours->element_count, theirs->tensor_count,
-             (unsigned long long) theirs->element_count, i,
+             ours->tensor_count, (unsigned long long)ours->element_count, theirs->tensor_count,
+             (unsigned long long)theirs->element_count, i,
              i < ours->tensor_count ? ours->tensors[i].name : "none",
              i < theirs->tensor_count ? theirs->tensors[i].name : "none");
 }
@@ -47,7 +54,8 @@ settle_layout (gq_core *core, const json_t *request, bool *retry, gq_error *erro
     if (proposal == NULL || json_is_null (proposal)) {
         *retry = !have;
         return have ? GQ_OK
-                    : gq_fail (error, GQ_LAYOUT, "the run has no model yet; start the optimizer "
+                    : gq_fail (error, GQ_LAYOUT,
+                               "the run has no model yet; start the optimizer "
                                "with --init FILE, or an actor that brings layout and weights");
     }
     gq_layout layout = {0};
@@ -59,13 +67,14 @@ settle_layout (gq_core *core, const json_t *request, bool *retry, gq_error *erro
         status = GQ_LAYOUT;
     } else if (!have && !json_is_true (json_object_get (request, "initial"))) {
         *retry = true;
-        status = gq_fail (error, GQ_LAYOUT, "the run has no weights yet, and this actor brings "
+        status = gq_fail (error, GQ_LAYOUT,
+                          "the run has no weights yet, and this actor brings "
                           "a layout without any");
     } else if (!have) {
         status = gq_core_check_layout (core, &layout, error);
         if (status == GQ_OK && gq_core_set_layout (core, &layout) != GQ_OK)
             status = gq_fail (error, GQ_MEMORY, "the optimizer has no memory for %llu parameters",
-                              (unsigned long long) layout.element_count);
+                              (unsigned long long)layout.element_count);
     }
     gq_layout_clear (&layout);
     return status;
@@ -94,11 +103,11 @@ check_request (const json_t *request, uint8_t nonce[GQ_NONCE_BYTES], uint32_t *a
     *actor = GQ_ACTORS_MAX;
     if (id == NULL || json_is_null (id))
         return GQ_OK;
-    if (!json_is_integer (id) || json_integer_value (id) < 0
-        || json_integer_value (id) >= GQ_ACTORS_MAX)
+    if (!json_is_integer (id) || json_integer_value (id) < 0 ||
+        json_integer_value (id) >= GQ_ACTORS_MAX)
         return gq_fail (error, GQ_INVALID, "hello: an actor's id is an integer from 0 to %d",
                         GQ_ACTORS_MAX - 1);
-    *actor = (uint32_t) json_integer_value (id);
+    *actor = (uint32_t)json_integer_value (id);
     return GQ_OK;
 }
 
@@ -106,11 +115,11 @@ static void
 describe_layout (const gq_core *core, json_t *answer)
 {
     char digest[17];
-    snprintf (digest, sizeof digest, "%016llx", (unsigned long long) core->layout.digest);
+    snprintf (digest, sizeof digest, "%016llx", (unsigned long long)core->layout.digest);
     json_object_set_new (answer, "layout", gq_layout_to_json (&core->layout));
     json_object_set_new (answer, "digest", json_string (digest));
     json_object_set_new (answer, "parameters",
-                         json_integer ((json_int_t) core->layout.element_count));
+                         json_integer ((json_int_t)core->layout.element_count));
 }
 
 static json_t *
@@ -120,15 +129,15 @@ grant (const gq_core *core, uint32_t actor, uint32_t epoch)
     gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
     json_t *answer = json_pack (
         "{s:s, s:b, s:i, s:s, s:I, s:I, s:I, s:I, s:s, s:I, s:b, s:s}", "op", "hello", "ok", 1,
-        "protocol", GQ_PROTOCOL_VERSION, "run", run, "term", (json_int_t) core->term, "version",
-        (json_int_t) core->version, "actor", (json_int_t) actor, "epoch", (json_int_t) epoch,
-        "lane", "inline", "aggregate", (json_int_t) core->config.aggregate, "need_weights",
-        (int) !core->has_weights, "optimizer", gq_rule_plugin (core->rule)->name);
+        "protocol", GQ_PROTOCOL_VERSION, "run", run, "term", (json_int_t)core->term, "version",
+        (json_int_t)core->version, "actor", (json_int_t)actor, "epoch", (json_int_t)epoch, "lane",
+        "inline", "aggregate", (json_int_t)core->config.aggregate, "need_weights",
+        (int)!core->has_weights, "optimizer", gq_rule_plugin (core->rule)->name);
     if (answer == NULL)
         return NULL;
     bool bounded = core->config.max_staleness <= INT64_MAX;
     json_object_set_new (answer, "max_staleness",
-                         bounded ? json_integer ((json_int_t) core->config.max_staleness)
+                         bounded ? json_integer ((json_int_t)core->config.max_staleness)
                                  : json_null ());
     describe_layout (core, answer);
     return answer;
@@ -151,7 +160,7 @@ hello (gq_core *core, gq_identity *identity, const json_t *request)
         return refuse (request, status, retry, error.text);
     if (gq_ledger_hello (&core->ledger, &actor, nonce, &identity->next_epoch, &epoch) != GQ_OK)
         return refuse (request, GQ_FULL, false, "all 4096 actor ids of this run are taken");
-    gq_log (GQ_LOG_INFO, "hello", "actor", "u", (uint64_t) actor, "epoch", "u", (uint64_t) epoch,
+    gq_log (GQ_LOG_INFO, "hello", "actor", "u", (uint64_t)actor, "epoch", "u", (uint64_t)epoch,
             NULL);
     return grant (core, actor, epoch);
 }
@@ -193,8 +202,8 @@ rejected_by (const gq_core *core)
     json_t *object = json_object ();
     for (int i = 0; i < GQ_STATUS_COUNT; i++)
         if (core->rejected_by[i] > 0)
-            json_object_set_new (object, gq_status_name ((gq_status) i),
-                                 json_integer ((json_int_t) core->rejected_by[i]));
+            json_object_set_new (object, gq_status_name ((gq_status)i),
+                                 json_integer ((json_int_t)core->rejected_by[i]));
     return object;
 }
 
@@ -226,10 +235,10 @@ gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogra
                    {"apply_us_p50", gq_histogram_quantile (apply_us, 0.5)},
                    {"apply_us_p99", gq_histogram_quantile (apply_us, 0.99)},
                    {"publish_us_p50", gq_histogram_quantile (&publisher->publish_us, 0.5)}};
-    json_t *report = json_pack ("{s:s, s:s, s:s, s:s, s:o}", "op", "report", "role", "optimizer",
-                                "run", run, "name", gq_rule_plugin (core->rule)->name,
-                                "rejected_by", rejected_by (core));
+    json_t *report =
+        json_pack ("{s:s, s:s, s:s, s:s, s:o}", "op", "report", "role", "optimizer", "run", run,
+                   "name", gq_rule_plugin (core->rule)->name, "rejected_by", rejected_by (core));
     for (size_t i = 0; report != NULL && i < sizeof numbers / sizeof numbers[0]; i++)
-        json_object_set_new (report, numbers[i].key, json_integer ((json_int_t) numbers[i].value));
+        json_object_set_new (report, numbers[i].key, json_integer ((json_int_t)numbers[i].value));
     return report;
 }

@@ -15,7 +15,7 @@
 json_t *gq_hello_answer (gq_core *core, gq_identity *identity, const json_t *request);
 
 /* What the broker shows of this optimizer.  NULL: out of memory. */
-json_t *gq_hello_report (gq_core *core, const gq_publisher *publisher,
-                         const gq_histogram *apply_us, uint64_t checkpoint_version);
+json_t *gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogram *apply_us,
+                         uint64_t checkpoint_version);
 
 #endif

@@ -30,7 +30,7 @@ write_synced (const char *path, const char *text)
     if (fd < 0)
         return -1;
     size_t size = strlen (text);
-    int rc = write (fd, text, size) == (ssize_t) size && fsync (fd) == 0 ? 0 : -1;
+    int rc = write (fd, text, size) == (ssize_t)size && fsync (fd) == 0 ? 0 : -1;
     return close (fd) == 0 ? rc : -1;
 }
 
@@ -66,14 +66,14 @@ load (gq_identity *identity, gq_error *error)
     json_int_t term = json_integer_value (json_object_get (json, "term"));
     json_int_t epochs = json_integer_value (json_object_get (json, "epochs_reserved"));
     gq_status status = GQ_OK;
-    if (run == NULL || !gq_hex_decode (run, identity->run, GQ_RUN_ID_BYTES) || term < 1
-        || term >= UINT32_MAX || epochs < 1 || epochs > UINT32_MAX - EPOCH_BLOCK)
+    if (run == NULL || !gq_hex_decode (run, identity->run, GQ_RUN_ID_BYTES) || term < 1 ||
+        term >= UINT32_MAX || epochs < 1 || epochs > UINT32_MAX - EPOCH_BLOCK)
         status = gq_fail (error, GQ_MALFORMED,
                           "%s is damaged (run, term and epochs_reserved are expected); move the "
                           "run directory away and start a new one with --init CHECKPOINT",
                           identity->path);
-    identity->term = (uint32_t) term;
-    identity->reserved_epoch = (uint32_t) epochs;
+    identity->term = (uint32_t)term;
+    identity->reserved_epoch = (uint32_t)epochs;
     json_decref (json);
     return status;
 }
@@ -83,7 +83,7 @@ gq_identity_open (gq_identity *identity, const char *directory, gq_error *error)
 {
     memset (identity, 0, sizeof *identity);
     int length = snprintf (identity->path, sizeof identity->path, "%s/identity.json", directory);
-    if (length < 0 || (size_t) length >= sizeof identity->path)
+    if (length < 0 || (size_t)length >= sizeof identity->path)
         return gq_fail (error, GQ_INVALID, "the run directory's name is too long");
     if (access (identity->path, F_OK) == 0) {
         gq_status status = load (identity, error);
@@ -106,7 +106,8 @@ gq_identity_reserve (gq_identity *identity, gq_error *error)
     if (identity->next_epoch < identity->reserved_epoch)
         return GQ_OK;
     if (identity->reserved_epoch > UINT32_MAX - EPOCH_BLOCK)
-        return gq_fail (error, GQ_FULL, "this run has granted all its epochs; start a new one with "
+        return gq_fail (error, GQ_FULL,
+                        "this run has granted all its epochs; start a new one with "
                         "--init CHECKPOINT");
     identity->reserved_epoch += EPOCH_BLOCK;
     gq_status status = store (identity, error);

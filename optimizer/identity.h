@@ -22,8 +22,7 @@ typedef struct gq_identity {
  * Read DIR/identity.json or start a new run, raise the term, and store that before anybody hears
  * of it.  GQ_OK; GQ_MALFORMED (damaged file), GQ_IO with *error.
  */
-GQ_CHECK gq_status gq_identity_open (gq_identity *identity, const char *directory,
-                                     gq_error *error);
+GQ_CHECK gq_status gq_identity_open (gq_identity *identity, const char *directory, gq_error *error);
 
 /* Call before granting next_epoch: makes sure that the file covers it.  GQ_OK, GQ_IO. */
 GQ_CHECK gq_status gq_identity_reserve (gq_identity *identity, gq_error *error);

@@ -18,8 +18,8 @@ static void
 start_epoch (gq_ledger *ledger, uint32_t actor, uint32_t epoch, uint64_t received)
 {
     gq_ledger_entry *entry = entry_of (ledger, actor);
-    *entry = (gq_ledger_entry) {
-        .known = true, .epoch = epoch, .received = received, .settled = received};
+    *entry =
+        (gq_ledger_entry){.known = true, .epoch = epoch, .received = received, .settled = received};
     if (ledger->actor_count <= actor)
         ledger->actor_count = actor + 1;
 }
@@ -118,8 +118,8 @@ gq_ledger_ack (const gq_ledger *ledger, uint32_t actor)
 {
     assert (actor < GQ_ACTORS_MAX);
     const gq_ledger_entry *entry = &ledger->actors[actor];
-    return (gq_ack) {.cumulative = entry->settled,
-                     .refused = entry->refused,
-                     .refused_sequence = entry->refused_sequence,
-                     .refused_reason = (uint32_t) entry->refused_reason};
+    return (gq_ack){.cumulative = entry->settled,
+                    .refused = entry->refused,
+                    .refused_sequence = entry->refused_sequence,
+                    .refused_reason = (uint32_t)entry->refused_reason};
 }

@@ -11,12 +11,12 @@
 #include "socket.h"
 
 #define REPEAT_NS 1000000000u
-#define RETRY_NS 2000000u
+#define RETRY_NS  2000000u
 /* Subscribers lose messages: at high-water marks, and when ZMQ_CONFLATE meets its reader.  In a
  * flow the next one heals that; the last one before a pause is repeated after these pauses. */
-#define ACK_REPEAT_NS 10000000u
-#define ACK_REPEAT_FACTOR 10
-#define WEIGHTS_REPEAT_NS 5000000u
+#define ACK_REPEAT_NS              10000000u
+#define ACK_REPEAT_FACTOR          10
+#define WEIGHTS_REPEAT_NS          5000000u
 #define WEIGHTS_REPEAT_NS_PER_BYTE 5u /* repeating costs a large model bandwidth */
 
 static bool
@@ -71,7 +71,7 @@ publish_ack (gq_publisher *self, const gq_core *core, uint32_t actor)
                       .payload_bytes = GQ_ACK_BYTES};
     memcpy (frame.run, core->run, GQ_RUN_ID_BYTES);
     gq_frame_encode (&frame, bytes + GQ_FRAME_HEADER_BYTES, bytes);
-    (void) !gq_socket_send (self->socket, bytes, sizeof bytes); /* repeated soon */
+    (void)!gq_socket_send (self->socket, bytes, sizeof bytes); /* repeated soon */
 }
 
 static bool
@@ -121,8 +121,8 @@ gq_publish_next_ns (const gq_publisher *self, const gq_core *core)
 {
     if (!core->has_weights)
         return self->acks_ns;
-    uint64_t weights_ns = core->version != self->version ? self->weights_ns + self->interval_ns
-                                                         : self->repeat_ns;
+    uint64_t weights_ns =
+        core->version != self->version ? self->weights_ns + self->interval_ns : self->repeat_ns;
     /* A version that could not be lent is tried again soon, not in a busy loop. */
     if (weights_ns < self->attempt_ns + RETRY_NS)
         weights_ns = self->attempt_ns + RETRY_NS;

@@ -24,14 +24,14 @@
 #include "stats.h"
 
 #define MS_NS 1000000u
-#define S_NS 1000000000u
+#define S_NS  1000000000u
 /* Gradients between two looks at the other phases, in number and in time. */
 #define BATCH_MAX 64
-#define BATCH_NS 1000000u
+#define BATCH_NS  1000000u
 /* Gradients already on their way to us that a clean stop still applies, at most. */
-#define DRAIN_MAX 64
+#define DRAIN_MAX    64
 #define REQUESTS_MAX 64
-#define REPORT_NS 1000000000u
+#define REPORT_NS    1000000000u
 /* With --aggregate, say so when a step has waited this long for its gradients. */
 #define STARVED_NS 10000000000u
 
@@ -49,12 +49,12 @@ typedef struct server {
     gq_core core;
     gq_publisher publisher;
     gq_histogram apply_us;
-    uint64_t report_ns; /* due */
+    uint64_t report_ns;     /* due */
     uint64_t checkpoint_ns; /* due */
     uint64_t checkpoint_interval_ns;
     uint64_t checkpoint_version; /* of the last one written, UINT64_MAX: none */
     uint64_t step_ns;            /* last time that a gradient came or a step was made */
-    bool refused; /* the broker serves another optimizer */
+    bool refused;                /* the broker serves another optimizer */
     gq_error reason;
 } server;
 
@@ -66,9 +66,9 @@ write_checkpoint (server *self, gq_error *error)
     self->checkpoint_ns = start_ns + self->checkpoint_interval_ns;
     if (!self->core.has_weights || self->checkpoint_version == self->core.version)
         return GQ_OK;
-    gq_status status = gq_checkpoint_write (
-        &self->core, self->directory, gq_options_count (self->options, "checkpoints-kept"), path,
-        error);
+    gq_status status =
+        gq_checkpoint_write (&self->core, self->directory,
+                             gq_options_count (self->options, "checkpoints-kept"), path, error);
     if (status != GQ_OK) {
         gq_log (GQ_LOG_ERROR, "checkpoint failed; training goes on", "message", "s", error->text,
                 NULL);
@@ -90,8 +90,8 @@ log_outcome (const server *self, gq_outcome outcome, const gq_frame *frame, gq_s
                                         [GQ_OUTCOME_STARTED] = "started"};
     gq_log_level level = outcome == GQ_OUTCOME_REFUSED ? GQ_LOG_WARNING : GQ_LOG_DEBUG;
     if (gq_log_on (level))
-        gq_log (level, names[outcome], "actor", "u", (uint64_t) frame->actor, "epoch", "u",
-                (uint64_t) frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",
+        gq_log (level, names[outcome], "actor", "u", (uint64_t)frame->actor, "epoch", "u",
+                (uint64_t)frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",
                 frame->version, "version", "u", self->core.version, "reason", "s",
                 gq_status_name (reason), NULL);
 }
@@ -119,7 +119,7 @@ take_one (server *self)
         log_outcome (self, outcome, &frame, reason);
         gq_error error;
         if (outcome == GQ_OUTCOME_STARTED) /* a crash from now on comes back to these weights */
-            (void) !write_checkpoint (self, &error);
+            (void)!write_checkpoint (self, &error);
     } else {
         self->core.malformed++;
     }
@@ -140,7 +140,7 @@ send_json (server *self, json_t *object)
 {
     char *text = object == NULL ? NULL : json_dumps (object, JSON_COMPACT);
     if (text != NULL)
-        (void) !gq_socket_send (zsock_resolve (self->control), text, strlen (text));
+        (void)!gq_socket_send (zsock_resolve (self->control), text, strlen (text));
     free (text);
     json_decref (object);
 }
@@ -150,7 +150,8 @@ static void
 serve_message (server *self, const json_t *message)
 {
     const char *op = json_string_value (json_object_get (message, "op"));
-    if (op != NULL && strcmp (op, "report") == 0 && json_is_false (json_object_get (message, "ok"))) {
+    if (op != NULL && strcmp (op, "report") == 0 &&
+        json_is_false (json_object_get (message, "ok"))) {
         const char *text = json_string_value (json_object_get (message, "message"));
         self->refused = true;
         gq_fail (&self->reason, GQ_REFUSED, "%s", text != NULL ? text : "refused by the broker");
@@ -183,8 +184,8 @@ warn_if_starved (server *self, uint64_t now_ns)
         return;
     self->step_ns = now_ns;
     gq_log (GQ_LOG_WARNING, "a step waits for gradients; is --aggregate above actors x window?",
-            "held", "u", (uint64_t) self->core.held, "aggregate", "u",
-            (uint64_t) self->core.config.aggregate, NULL);
+            "held", "u", (uint64_t)self->core.held, "aggregate", "u",
+            (uint64_t)self->core.config.aggregate, NULL);
 }
 
 static void
@@ -199,7 +200,7 @@ run_timers (server *self)
         warn_if_starved (self, now_ns);
     }
     if (self->checkpoint_interval_ns > 0 && now_ns >= self->checkpoint_ns)
-        (void) !write_checkpoint (self, &error);
+        (void)!write_checkpoint (self, &error);
 }
 
 static long
@@ -210,7 +211,7 @@ wait_ms (const server *self, uint64_t now_ns)
         next_ns = self->report_ns;
     if (self->checkpoint_interval_ns > 0 && self->checkpoint_ns < next_ns)
         next_ns = self->checkpoint_ns;
-    return next_ns <= now_ns ? 0 : (long) ((next_ns - now_ns + MS_NS - 1) / MS_NS);
+    return next_ns <= now_ns ? 0 : (long)((next_ns - now_ns + MS_NS - 1) / MS_NS);
 }
 
 /* false: time to stop. */
@@ -221,7 +222,7 @@ handle_signal (server *self)
     int number = gq_service_signal (self->signal_fd);
     if (number == SIGUSR1) {
         self->checkpoint_version = UINT64_MAX; /* asked for: write even when nothing changed */
-        (void) !write_checkpoint (self, &error);
+        (void)!write_checkpoint (self, &error);
     }
     return number != SIGINT && number != SIGTERM;
 }
@@ -230,10 +231,9 @@ static void
 loop (server *self)
 {
     for (bool more = true; more && !self->refused;) {
-        zmq_pollitem_t items[]
-            = {{.socket = zsock_resolve (self->gradients), .events = ZMQ_POLLIN},
-               {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
-               {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
+        zmq_pollitem_t items[] = {{.socket = zsock_resolve (self->gradients), .events = ZMQ_POLLIN},
+                                  {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
+                                  {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
         zmq_poll (items, 3, wait_ms (self, gq_now_ns ()));
         if (items[1].revents)
             serve_control (self);
@@ -255,7 +255,7 @@ finish (server *self, gq_error *error)
     gq_publish_due (&self->publisher, &self->core, gq_now_ns ());
     if (self->core.held > 0)
         gq_log (GQ_LOG_WARNING, "an incomplete step is dropped", "held", "u",
-                (uint64_t) self->core.held, NULL);
+                (uint64_t)self->core.held, NULL);
     gq_status status = write_checkpoint (self, error);
     send_json (self, gq_hello_report (&self->core, &self->publisher, &self->apply_us,
                                       self->checkpoint_version));
@@ -284,7 +284,7 @@ connected (const gq_socket_options *options, const char *endpoint, gq_error *err
 static gq_status
 open_sockets (server *self, gq_error *error)
 {
-    int64_t frame_max = (int64_t) (GQ_FRAME_HEADER_BYTES + GQ_PARAMETERS_MAX * sizeof (float));
+    int64_t frame_max = (int64_t)(GQ_FRAME_HEADER_BYTES + GQ_PARAMETERS_MAX * sizeof (float));
     const gq_socket_options gradients = {.type = ZMQ_PULL,
                                          .send_hwm = 1,
                                          .receive_hwm = 1,
@@ -340,8 +340,10 @@ open_run (server *self, gq_error *error)
     snprintf (lock, sizeof lock, "%.4000s/optimizer.lock", run);
     gq_status status = gq_service_lock (&self->lock_fd, lock, error);
     if (status == GQ_REFUSED)
-        return gq_fail (error, status, "another optimizer works in %s; stop it, or choose another "
-                        "--run directory", run);
+        return gq_fail (error, status,
+                        "another optimizer works in %s; stop it, or choose another "
+                        "--run directory",
+                        run);
     if (status == GQ_OK)
         status = gq_identity_open (&self->identity, run, error);
     if (status == GQ_OK)
@@ -370,22 +372,22 @@ start (server *self, gq_error *error)
 {
     const gq_options *options = self->options;
     const char *weights = gq_options_text (options, "aggregate-weights");
-    gq_status status = gq_endpoints_derive (&self->endpoints, gq_options_text (options, "address"),
-                                            error);
+    gq_status status =
+        gq_endpoints_derive (&self->endpoints, gq_options_text (options, "address"), error);
     if (status == GQ_OK)
         status = load_rule (self, error);
     if (status != GQ_OK)
         return status;
-    const gq_core_config config
-        = {.aggregate = (uint32_t) gq_options_count (options, "aggregate"),
-           .weigh_samples = strcmp (weights, "samples") == 0,
-           .max_staleness = gq_options_count (options, "max-staleness"),
-           .damp = strcmp (gq_options_text (options, "staleness-policy"), "damp") == 0};
+    const gq_core_config config = {
+        .aggregate = (uint32_t)gq_options_count (options, "aggregate"),
+        .weigh_samples = strcmp (weights, "samples") == 0,
+        .max_staleness = gq_options_count (options, "max-staleness"),
+        .damp = strcmp (gq_options_text (options, "staleness-policy"), "damp") == 0};
     gq_core_init (&self->core, &config, self->rule);
-    self->publisher.interval_ns
-        = (uint64_t) (gq_options_number (options, "publish-interval-ms") * MS_NS);
-    self->checkpoint_interval_ns
-        = (uint64_t) (gq_options_number (options, "checkpoint-interval-s") * S_NS);
+    self->publisher.interval_ns =
+        (uint64_t)(gq_options_number (options, "publish-interval-ms") * MS_NS);
+    self->checkpoint_interval_ns =
+        (uint64_t)(gq_options_number (options, "checkpoint-interval-s") * S_NS);
     self->checkpoint_version = UINT64_MAX;
     status = open_run (self, error);
     if (status == GQ_OK)
@@ -394,7 +396,7 @@ start (server *self, gq_error *error)
         return status;
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",
             gq_rule_plugin (self->rule)->name, "cpu", "s", gq_rule_cpu (self->rule), "term", "u",
-            (uint64_t) self->core.term, "version", "u", self->core.version, NULL);
+            (uint64_t)self->core.term, "version", "u", self->core.version, NULL);
     return write_checkpoint (self, error);
 }
 

@@ -16,7 +16,7 @@
 /* The optimizer speaks at least once a second; past this it counts as away, and nothing that is on
  * the way is given up. */
 #define HEARD_MS_MAX 2500
-#define REPORT_MS 1000
+#define REPORT_MS    1000
 
 bool
 gq_client_interrupted (const gq_client *client)
@@ -29,7 +29,7 @@ deadline_of (const gq_client *client)
 {
     if (client->config.timeout_ms < 0)
         return UINT64_MAX;
-    return gq_now_ns () + (uint64_t) client->config.timeout_ms * MS_NS;
+    return gq_now_ns () + (uint64_t)client->config.timeout_ms * MS_NS;
 }
 
 /* Milliseconds to wait next: a slice, less when the deadline is nearer. */
@@ -39,7 +39,7 @@ slice_until (uint64_t deadline_ns, uint64_t now_ns)
     if (now_ns >= deadline_ns)
         return 0;
     uint64_t left_ms = (deadline_ns - now_ns) / MS_NS + 1;
-    return left_ms < GQ_SLICE_MS ? (int) left_ms : GQ_SLICE_MS;
+    return left_ms < GQ_SLICE_MS ? (int)left_ms : GQ_SLICE_MS;
 }
 
 /* Is this frame from the run that we belong to?  Notes a foreign one. */
@@ -65,11 +65,11 @@ newer (uint32_t term, uint64_t version, uint32_t than_term, uint64_t than_versio
 static void
 install_weights (gq_client *client, zmq_msg_t *message, const gq_frame *frame)
 {
-    uint8_t *payload = (uint8_t *) zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES;
-    if ((uintptr_t) payload % _Alignof(float) == 0) {
+    uint8_t *payload = (uint8_t *)zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES;
+    if ((uintptr_t)payload % _Alignof(float) == 0) {
         zmq_msg_move (&client->frame, message);
-        payload = (uint8_t *) zmq_msg_data (&client->frame) + GQ_FRAME_HEADER_BYTES;
-        client->data = (const float *) (const void *) payload;
+        payload = (uint8_t *)zmq_msg_data (&client->frame) + GQ_FRAME_HEADER_BYTES;
+        client->data = (const float *)(const void *)payload;
     } else {
         /* Small frames lie where ZeroMQ's receive buffer happens to have them. */
         memcpy (client->aligned, payload, frame->payload_bytes);
@@ -89,12 +89,12 @@ receive_weights (gq_client *client)
         gq_frame frame;
         size_t size = zmq_msg_size (&message);
         const void *bytes = zmq_msg_data (&message);
-        if (gq_socket_whole (client->weights) && gq_frame_decode (bytes, size, &frame) == GQ_OK
-            && frame.kind == GQ_KIND_WEIGHTS && ours (client, &frame)
-            && frame.count == client->layout.element_count
-            && (!client->has_weights
-                || newer (frame.term, frame.version, client->term, client->version))
-            && gq_frame_check_payload (bytes, size) == GQ_OK)
+        if (gq_socket_whole (client->weights) && gq_frame_decode (bytes, size, &frame) == GQ_OK &&
+            frame.kind == GQ_KIND_WEIGHTS && ours (client, &frame) &&
+            frame.count == client->layout.element_count &&
+            (!client->has_weights ||
+             newer (frame.term, frame.version, client->term, client->version)) &&
+            gq_frame_check_payload (bytes, size) == GQ_OK)
             install_weights (client, &message, &frame);
     }
     zmq_msg_close (&message);
@@ -113,7 +113,7 @@ take_ack (gq_client *client, const gq_frame *frame, const gq_ack *ack)
     client->patience_ns = client->heard_ns;
     if (ack->refused > client->refused) {
         client->refused = ack->refused;
-        client->refused_reason = (gq_status) ack->refused_reason;
+        client->refused_reason = (gq_status)ack->refused_reason;
     }
 }
 
@@ -126,10 +126,9 @@ receive_acks (gq_client *client)
         gq_frame frame;
         size_t size = zmq_msg_size (&message);
         const uint8_t *bytes = zmq_msg_data (&message);
-        if (gq_socket_whole (client->acks) && gq_frame_decode (bytes, size, &frame) == GQ_OK
-            && gq_frame_check_payload (bytes, size) == GQ_OK && frame.kind == GQ_KIND_ACK
-            && ours (client, &frame) && frame.actor == client->actor
-            && frame.epoch == client->epoch) {
+        if (gq_socket_whole (client->acks) && gq_frame_decode (bytes, size, &frame) == GQ_OK &&
+            gq_frame_check_payload (bytes, size) == GQ_OK && frame.kind == GQ_KIND_ACK &&
+            ours (client, &frame) && frame.actor == client->actor && frame.epoch == client->epoch) {
             gq_ack ack;
             gq_ack_decode (bytes + GQ_FRAME_HEADER_BYTES, &ack);
             take_ack (client, &frame, &ack);
@@ -145,7 +144,7 @@ drain_control (gq_client *client)
     zmq_msg_t message;
     zmq_msg_init (&message);
     while (zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0)
-        (void) gq_socket_whole (client->control);
+        (void)gq_socket_whole (client->control);
     zmq_msg_close (&message);
 }
 
@@ -153,15 +152,15 @@ drain_control (gq_client *client)
 static void
 give_up_late (gq_client *client, uint64_t now_ns)
 {
-    if (now_ns - client->heard_ns > (uint64_t) HEARD_MS_MAX * MS_NS)
+    if (now_ns - client->heard_ns > (uint64_t)HEARD_MS_MAX * MS_NS)
         client->patience_ns = now_ns;
-    uint64_t settled
-        = client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
+    uint64_t settled =
+        client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
     while (settled < client->sequence) {
         uint64_t since = client->sent_ns[(settled + 1) % GQ_WINDOW_MAX];
         if (since < client->patience_ns)
             since = client->patience_ns;
-        if (now_ns < since + (uint64_t) client->config.ack_timeout_ms * MS_NS)
+        if (now_ns < since + (uint64_t)client->config.ack_timeout_ms * MS_NS)
             break;
         settled++;
         client->lost++;
@@ -174,11 +173,11 @@ give_up_late (gq_client *client, uint64_t now_ns)
 static void
 service (gq_client *client, int wait_ms, bool *sendable)
 {
-    zmq_pollitem_t items[]
-        = {{.socket = client->weights, .events = ZMQ_POLLIN},
-           {.socket = client->acks, .events = ZMQ_POLLIN},
-           {.socket = client->control, .events = ZMQ_POLLIN},
-           {.socket = client->gradients, .events = sendable != NULL ? ZMQ_POLLOUT : 0}};
+    zmq_pollitem_t items[] = {
+        {.socket = client->weights, .events = ZMQ_POLLIN},
+        {.socket = client->acks, .events = ZMQ_POLLIN},
+        {.socket = client->control, .events = ZMQ_POLLIN},
+        {.socket = client->gradients, .events = sendable != NULL ? ZMQ_POLLOUT : 0}};
     zmq_poll (items, sendable != NULL ? 4 : 3, wait_ms); /* EINTR: the caller's loop comes again */
     if (items[0].revents)
         receive_weights (client);
@@ -190,7 +189,7 @@ service (gq_client *client, int wait_ms, bool *sendable)
         *sendable = items[3].revents != 0;
     uint64_t now_ns = gq_now_ns ();
     give_up_late (client, now_ns);
-    if (now_ns - client->reported_ns >= (uint64_t) REPORT_MS * MS_NS) {
+    if (now_ns - client->reported_ns >= (uint64_t)REPORT_MS * MS_NS) {
         client->reported_ns = now_ns;
         gq_client_tell (client, "report");
     }
@@ -199,8 +198,8 @@ service (gq_client *client, int wait_ms, bool *sendable)
 static uint64_t
 on_the_way (const gq_client *client)
 {
-    uint64_t settled
-        = client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
+    uint64_t settled =
+        client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
     return client->sequence - settled;
 }
 
@@ -208,8 +207,8 @@ on_the_way (const gq_client *client)
 static void
 offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
 {
-    if (!client->need_weights || client->config.initial == NULL
-        || (*offered_ns != 0 && now_ns - *offered_ns < 1000u * MS_NS))
+    if (!client->need_weights || client->config.initial == NULL ||
+        (*offered_ns != 0 && now_ns - *offered_ns < 1000u * MS_NS))
         return;
     float *buffer = client->lane->ops->reserve (client->lane);
     if (buffer == NULL)
@@ -236,8 +235,8 @@ wait_first_weights (gq_client *client, uint64_t deadline_ns, gq_error *error)
         if (gq_client_interrupted (client))
             return gq_fail (error, GQ_CLOSED, "interrupted while waiting for the first weights");
         if (now_ns >= deadline_ns)
-            return gq_fail (error, GQ_TIMEOUT,
-                            "no weights from %s in time: %s", client->config.address,
+            return gq_fail (error, GQ_TIMEOUT, "no weights from %s in time: %s",
+                            client->config.address,
                             client->need_weights && client->config.initial == NULL
                                 ? "the run has none yet; start the optimizer with --init or an "
                                   "actor that brings them"
@@ -262,8 +261,8 @@ check_config (const gq_client_config *config, gq_error *error)
     if (config->ack_timeout_ms < 1)
         return gq_fail (error, GQ_INVALID, "ack_timeout_ms %d: at least 1 is needed",
                         config->ack_timeout_ms);
-    if (config->lane != NULL && strcmp (config->lane, "auto") != 0
-        && strcmp (config->lane, gq_lane_inline.name) != 0)
+    if (config->lane != NULL && strcmp (config->lane, "auto") != 0 &&
+        strcmp (config->lane, gq_lane_inline.name) != 0)
         return gq_fail (error, GQ_INVALID, "lane %s: auto or inline is needed", config->lane);
     return GQ_OK;
 }
@@ -301,7 +300,7 @@ open_parts (gq_client *client, gq_error *error)
     client->aligned = malloc (client->layout.element_count * sizeof (float));
     if (client->lane == NULL || client->aligned == NULL)
         return gq_fail (error, GQ_MEMORY, "no memory for %llu parameters",
-                        (unsigned long long) client->layout.element_count);
+                        (unsigned long long)client->layout.element_count);
     client->heard_ns = client->patience_ns = gq_now_ns ();
     return wait_first_weights (client, deadline_ns, error);
 }
@@ -356,10 +355,10 @@ gq_status
 gq_client_weights (gq_client *client, gq_weights *weights)
 {
     service (client, 0, NULL);
-    *weights = (gq_weights) {.data = client->data,
-                             .count = client->layout.element_count,
-                             .version = client->version,
-                             .term = client->term};
+    *weights = (gq_weights){.data = client->data,
+                            .count = client->layout.element_count,
+                            .version = client->version,
+                            .term = client->term};
     client->given_term = client->term;
     client->given_version = client->version;
     return GQ_OK;
@@ -466,11 +465,11 @@ gq_client_wait (gq_client *client, uint64_t sequence)
 gq_client_counts
 gq_client_count (const gq_client *client)
 {
-    return (gq_client_counts) {.pushed = client->sequence,
-                               .acknowledged = client->acknowledged,
-                               .refused = client->refused,
-                               .lost = client->lost,
-                               .refused_reason = client->refused_reason};
+    return (gq_client_counts){.pushed = client->sequence,
+                              .acknowledged = client->acknowledged,
+                              .refused = client->refused,
+                              .lost = client->lost,
+                              .refused_reason = client->refused_reason};
 }
 
 void
@@ -497,8 +496,8 @@ gq_client_close (gq_client **client_p)
     /* The interruption that made the caller close must not cut this short as well. */
     client->config.interrupted = NULL;
     uint64_t deadline_ns = deadline_of (client);
-    while (on_the_way (client) > 0 && gq_now_ns () < deadline_ns && !client->foreign
-           && gq_now_ns () - client->heard_ns < (uint64_t) HEARD_MS_MAX * MS_NS)
+    while (on_the_way (client) > 0 && gq_now_ns () < deadline_ns && !client->foreign &&
+           gq_now_ns () - client->heard_ns < (uint64_t)HEARD_MS_MAX * MS_NS)
         service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
     gq_client_tell (client, "bye");
     free_client (client_p);

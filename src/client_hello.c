@@ -25,9 +25,9 @@
 static json_t *
 hello_request (const gq_client *client, const char *nonce, const gq_layout *proposed)
 {
-    json_t *request = json_pack ("{s:s, s:i, s:s, s:s, s:[s]}", "op", "hello", "protocol",
-                                 GQ_PROTOCOL_VERSION, "role", "actor", "nonce", nonce, "lanes",
-                                 gq_lane_inline.name);
+    json_t *request =
+        json_pack ("{s:s, s:i, s:s, s:s, s:[s]}", "op", "hello", "protocol", GQ_PROTOCOL_VERSION,
+                   "role", "actor", "nonce", nonce, "lanes", gq_lane_inline.name);
     if (request == NULL)
         return NULL;
     if (client->config.actor != GQ_ACTOR_ANY)
@@ -47,7 +47,7 @@ resolve_host (char endpoint[GQ_ENDPOINT_MAX], const char *offered, const char *a
     const char *colon = strrchr (address, ':');
     for (size_t i = 0; i < sizeof any / sizeof any[0]; i++)
         if (strncmp (offered, any[i], strlen (any[i])) == 0 && colon != NULL) {
-            snprintf (endpoint, GQ_ENDPOINT_MAX, "%.*s:%s", (int) (colon - address), address,
+            snprintf (endpoint, GQ_ENDPOINT_MAX, "%.*s:%s", (int)(colon - address), address,
                       offered + strlen (any[i]));
             return;
         }
@@ -66,8 +66,8 @@ connect_data (gq_client *client, const json_t *endpoints, gq_error *error)
                             names[i]);
         resolve_host (texts[i], offered, client->config.address);
     }
-    int64_t frame_bytes
-        = (int64_t) (GQ_FRAME_HEADER_BYTES + client->layout.element_count * sizeof (float));
+    int64_t frame_bytes =
+        (int64_t)(GQ_FRAME_HEADER_BYTES + client->layout.element_count * sizeof (float));
     /* Small buffers make the broker's depth the true one: what is not in its queue is still here.
      * The linger lets a last gradient out that close no longer waits for. */
     const gq_socket_options push = {.type = ZMQ_PUSH,
@@ -125,20 +125,20 @@ take_grant (gq_client *client, const json_t *answer, const gq_layout *proposed, 
     json_int_t actor = json_integer_value (json_object_get (answer, "actor"));
     json_int_t epoch = json_integer_value (json_object_get (answer, "epoch"));
     const json_t *staleness = json_object_get (answer, "max_staleness");
-    if (run == NULL || !gq_hex_decode (run, client->run, GQ_RUN_ID_BYTES) || actor < 0
-        || actor >= GQ_ACTORS_MAX || epoch < 1 || epoch > UINT32_MAX)
+    if (run == NULL || !gq_hex_decode (run, client->run, GQ_RUN_ID_BYTES) || actor < 0 ||
+        actor >= GQ_ACTORS_MAX || epoch < 1 || epoch > UINT32_MAX)
         return gq_fail (error, GQ_MALFORMED, "the broker's hello answer lacks run, actor or epoch");
-    gq_status status
-        = gq_layout_from_json (&client->layout, json_object_get (answer, "layout"), error);
+    gq_status status =
+        gq_layout_from_json (&client->layout, json_object_get (answer, "layout"), error);
     if (status != GQ_OK)
         return status;
     if (proposed->tensor_count > 0 && proposed->digest != client->layout.digest)
         return gq_fail (error, GQ_LAYOUT, "%s", gq_status_text (GQ_LAYOUT));
     gq_hex_encode (client->run, GQ_RUN_ID_BYTES, client->run_text);
-    client->actor = (uint32_t) actor;
-    client->epoch = (uint32_t) epoch;
-    client->max_staleness
-        = json_is_integer (staleness) ? (uint64_t) json_integer_value (staleness) : UINT64_MAX;
+    client->actor = (uint32_t)actor;
+    client->epoch = (uint32_t)epoch;
+    client->max_staleness =
+        json_is_integer (staleness) ? (uint64_t)json_integer_value (staleness) : UINT64_MAX;
     client->need_weights = json_is_true (json_object_get (answer, "need_weights"));
     return connect_data (client, json_object_get (answer, "endpoints"), error);
 }
@@ -150,8 +150,8 @@ take_answer (gq_client *client, const char *nonce, const gq_layout *proposed, gq
     zmq_msg_t message;
     zmq_msg_init (&message);
     json_t *answer = NULL;
-    if (zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0
-        && gq_socket_whole (client->control))
+    if (zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0 &&
+        gq_socket_whole (client->control))
         answer = json_loadb (zmq_msg_data (&message), zmq_msg_size (&message), 0, NULL);
     zmq_msg_close (&message);
     const char *op = json_string_value (json_object_get (answer, "op"));
@@ -185,18 +185,18 @@ ask (gq_client *client, const char *text, const char *nonce, const gq_layout *pr
                                        client->config.address);
         if (now_ns >= ask_ns)
             ask_ns = gq_socket_send (client->control, text, strlen (text)) == GQ_OK
-                         ? now_ns + (uint64_t) REPEAT_MS * MS_NS
+                         ? now_ns + (uint64_t)REPEAT_MS * MS_NS
                          : now_ns + 10u * MS_NS;
         uint64_t until = ask_ns < deadline_ns ? ask_ns : deadline_ns;
         uint64_t left_ms = (until - now_ns) / MS_NS + 1;
         zmq_pollitem_t item = {.socket = client->control, .events = ZMQ_POLLIN};
-        if (zmq_poll (&item, 1, left_ms < GQ_SLICE_MS ? (long) left_ms : GQ_SLICE_MS) <= 0)
+        if (zmq_poll (&item, 1, left_ms < GQ_SLICE_MS ? (long)left_ms : GQ_SLICE_MS) <= 0)
             continue;
         gq_status status = take_answer (client, nonce, proposed, error);
         if (status != GQ_AGAIN)
             return status;
         answered = true;
-        ask_ns = gq_now_ns () + (uint64_t) RETRY_MS * MS_NS;
+        ask_ns = gq_now_ns () + (uint64_t)RETRY_MS * MS_NS;
     }
 }
 
@@ -217,8 +217,8 @@ gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error)
         return GQ_INVALID;
     gq_layout proposed = {0};
     if (client->config.tensors != NULL) {
-        status = gq_layout_init (&proposed, client->config.tensors, client->config.tensor_count,
-                                 error);
+        status =
+            gq_layout_init (&proposed, client->config.tensors, client->config.tensor_count, error);
         if (status != GQ_OK)
             return status;
     }
@@ -248,13 +248,12 @@ gq_client_tell (gq_client *client, const char *op)
                              json_real (client->metrics[i].value));
     json_t *request = json_pack (
         "{s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:o}", "op", op, "role", "actor", "run",
-        client->run_text, "actor", (int) client->actor, "epoch", (json_int_t) client->epoch,
-        "pushed", (json_int_t) client->sequence, "acknowledged", (json_int_t) client->acknowledged,
-        "refused", (json_int_t) client->refused, "lost", (json_int_t) client->lost, "metrics",
-        metrics);
+        client->run_text, "actor", (int)client->actor, "epoch", (json_int_t)client->epoch, "pushed",
+        (json_int_t)client->sequence, "acknowledged", (json_int_t)client->acknowledged, "refused",
+        (json_int_t)client->refused, "lost", (json_int_t)client->lost, "metrics", metrics);
     char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
     json_decref (request);
     if (text != NULL)
-        (void) !gq_socket_send (client->control, text, strlen (text)); /* the next one may get out */
+        (void)!gq_socket_send (client->control, text, strlen (text)); /* the next one may get out */
     free (text);
 }

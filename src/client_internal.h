@@ -48,12 +48,12 @@ struct gq_client {
     uint64_t given_version; /* what the next gradient was computed from */
 
     /* gradients on the way */
-    uint64_t sequence;                /* last one sent */
-    uint64_t acknowledged;            /* settled up to here */
-    uint64_t given_up;                /* not waited for up to here */
-    uint64_t ack_version;             /* weights that the last ack came with */
+    uint64_t sequence;     /* last one sent */
+    uint64_t acknowledged; /* settled up to here */
+    uint64_t given_up;     /* not waited for up to here */
+    uint64_t ack_version;  /* weights that the last ack came with */
     uint32_t ack_term;
-    uint64_t sent_ns[GQ_WINDOW_MAX];  /* of sequence s at [s % GQ_WINDOW_MAX] */
+    uint64_t sent_ns[GQ_WINDOW_MAX]; /* of sequence s at [s % GQ_WINDOW_MAX] */
     uint64_t refused;
     uint64_t lost;
     gq_status refused_reason;

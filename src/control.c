@@ -15,12 +15,11 @@ static gq_status
 exchange (void *socket, const char *text, int timeout_ms, zmq_msg_t *answer)
 {
     zmq_pollitem_t item = {.socket = socket, .events = ZMQ_POLLOUT};
-    if (zmq_poll (&item, 1, timeout_ms) <= 0
-        || gq_socket_send (socket, text, strlen (text)) != GQ_OK)
+    if (zmq_poll (&item, 1, timeout_ms) <= 0 ||
+        gq_socket_send (socket, text, strlen (text)) != GQ_OK)
         return GQ_UNREACHABLE;
     item.events = ZMQ_POLLIN;
-    if (zmq_poll (&item, 1, timeout_ms) <= 0
-        || zmq_msg_recv (answer, socket, ZMQ_DONTWAIT) < 0)
+    if (zmq_poll (&item, 1, timeout_ms) <= 0 || zmq_msg_recv (answer, socket, ZMQ_DONTWAIT) < 0)
         return GQ_UNREACHABLE;
     return gq_socket_whole (socket) ? GQ_OK : GQ_MALFORMED;
 }
@@ -52,8 +51,10 @@ ask (void *context, json_t **answer_p, const char *address, const char *text, in
         }
     }
     if (status == GQ_MALFORMED)
-        gq_fail (error, status, "%s answered with something other than a JSON object; is it a "
-                 "gradq broker's control socket?", address);
+        gq_fail (error, status,
+                 "%s answered with something other than a JSON object; is it a "
+                 "gradq broker's control socket?",
+                 address);
     zmq_msg_close (&answer);
     zmq_close (socket);
     return status;

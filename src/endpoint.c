@@ -11,8 +11,8 @@
 /* sockaddr_un.sun_path holds 108 bytes with its NUL. */
 #define IPC_PATH_MAX 107
 
-static const char *const endings[] = {"",            ".gradients-in", ".gradients-out",
-                                      ".weights-in", ".weights-out",  ".acks-out"};
+static const char *const endings[] = {
+    "", ".gradients-in", ".gradients-out", ".weights-in", ".weights-out", ".acks-out"};
 enum { ENDPOINT_COUNT = sizeof endings / sizeof endings[0] };
 
 static gq_status
@@ -39,16 +39,17 @@ derive_tcp (char *const texts[], const char *address, gq_error *error)
     char *end = NULL;
     long port = colon == NULL ? 0 : strtol (colon + 1, &end, 10);
     long port_max = 65535 - (ENDPOINT_COUNT - 1);
-    if (colon == NULL || end == colon + 1 || *end != '\0' || port < 1 || port > port_max)
+    if (colon == NULL || colon[1] < '0' || colon[1] > '9' || *end != '\0' || port < 1 ||
+        port > port_max)
         return gq_fail (error, GQ_INVALID,
                         "address %s: tcp://HOST:PORT with PORT from 1 to %ld is needed; the five "
                         "ports above it are used too",
                         address, port_max);
-    size_t stem = (size_t) (colon - address);
+    size_t stem = (size_t)(colon - address);
     if (stem == strlen ("tcp://") || stem > GQ_ENDPOINT_MAX - 8)
         return gq_fail (error, GQ_INVALID, "address %s: the host is missing or too long", address);
     for (size_t i = 0; i < ENDPOINT_COUNT; i++)
-        snprintf (texts[i], GQ_ENDPOINT_MAX, "%.*s:%ld", (int) stem, address, port + (long) i);
+        snprintf (texts[i], GQ_ENDPOINT_MAX, "%.*s:%ld", (int)stem, address, port + (long)i);
     return GQ_OK;
 }
 

@@ -32,10 +32,10 @@ enum {
     AT_HEADER_CRC = 124
 };
 
-_Static_assert (AT_HEADER_CRC + 4 == GQ_FRAME_HEADER_BYTES, "header size");
-_Static_assert (AT_RESERVED_B + 16 == AT_PAYLOAD_CRC, "header layout");
-_Static_assert (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-                "payloads are little-endian float32 used in place");
+_Static_assert(AT_HEADER_CRC + 4 == GQ_FRAME_HEADER_BYTES, "header size");
+_Static_assert(AT_RESERVED_B + 16 == AT_PAYLOAD_CRC, "header layout");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "payloads are little-endian float32 used in place");
 
 static void
 put16 (uint8_t *at, uint16_t value)
@@ -89,21 +89,21 @@ clean_registers (void)
 {
     __builtin_ia32_vzeroupper ();
 }
-#define CLEAN_REGISTERS() (__builtin_cpu_supports ("avx") ? clean_registers () : (void) 0)
+#define CLEAN_REGISTERS() (__builtin_cpu_supports ("avx") ? clean_registers () : (void)0)
 #else
-#define CLEAN_REGISTERS() ((void) 0)
+#define CLEAN_REGISTERS() ((void)0)
 #endif
 
 uint32_t
 gq_crc32c (const void *bytes, size_t size)
 {
     /* ISA-L takes an int and does neither of the two inversions itself. */
-    const size_t chunk_max = (size_t) 1 << 30;
-    unsigned char *at = (unsigned char *) (uintptr_t) bytes; /* ISA-L lacks the const */
+    const size_t chunk_max = (size_t)1 << 30;
+    unsigned char *at = (unsigned char *)(uintptr_t)bytes; /* ISA-L lacks the const */
     uint32_t crc = 0xffffffffu;
     while (size > 0) {
         size_t chunk = size < chunk_max ? size : chunk_max;
-        crc = crc32_iscsi (at, (int) chunk, crc);
+        crc = crc32_iscsi (at, (int)chunk, crc);
         at += chunk;
         size -= chunk;
     }
@@ -163,11 +163,10 @@ consistent (const gq_frame *frame)
     if (frame->lane != GQ_LANE_INLINE || frame->actor >= GQ_ACTORS_MAX)
         return 0;
     if (frame->kind == GQ_KIND_ACK)
-        return frame->encoding == GQ_ENCODING_RAW && frame->count == 0
-               && frame->payload_bytes == GQ_ACK_BYTES;
-    if (frame->encoding != GQ_ENCODING_F32 || frame->count == 0
-        || frame->count > GQ_PARAMETERS_MAX
-        || frame->payload_bytes != frame->count * sizeof (float))
+        return frame->encoding == GQ_ENCODING_RAW && frame->count == 0 &&
+               frame->payload_bytes == GQ_ACK_BYTES;
+    if (frame->encoding != GQ_ENCODING_F32 || frame->count == 0 ||
+        frame->count > GQ_PARAMETERS_MAX || frame->payload_bytes != frame->count * sizeof (float))
         return 0;
     switch (frame->kind) {
     case GQ_KIND_GRADIENT:
@@ -184,13 +183,13 @@ gq_status
 gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
 {
     const uint8_t *at = bytes;
-    if (size < GQ_FRAME_HEADER_BYTES || get32 (at + AT_MAGIC) != GQ_FRAME_MAGIC
-        || get16 (at + AT_PROTOCOL) != GQ_PROTOCOL_VERSION)
+    if (size < GQ_FRAME_HEADER_BYTES || get32 (at + AT_MAGIC) != GQ_FRAME_MAGIC ||
+        get16 (at + AT_PROTOCOL) != GQ_PROTOCOL_VERSION)
         return GQ_MALFORMED;
     if (get32 (at + AT_HEADER_CRC) != gq_crc32c (at, AT_HEADER_CRC))
         return GQ_CHECKSUM;
-    if (get32 (at + AT_RESERVED_A) != 0 || get64 (at + AT_RESERVED_B) != 0
-        || get64 (at + AT_RESERVED_B + 8) != 0)
+    if (get32 (at + AT_RESERVED_A) != 0 || get64 (at + AT_RESERVED_B) != 0 ||
+        get64 (at + AT_RESERVED_B + 8) != 0)
         return GQ_MALFORMED;
     gq_frame read;
     read_fields (at, &read);
@@ -234,6 +233,6 @@ gq_topic (gq_frame_kind kind, uint32_t actor, uint8_t topic[GQ_TOPIC_ACTOR_BYTES
 {
     put32 (topic + AT_MAGIC, GQ_FRAME_MAGIC);
     put16 (topic + AT_PROTOCOL, GQ_PROTOCOL_VERSION);
-    put16 (topic + AT_KIND, (uint16_t) kind);
+    put16 (topic + AT_KIND, (uint16_t)kind);
     put32 (topic + AT_ACTOR, actor);
 }

@@ -36,7 +36,7 @@ void gq_ack_encode (const gq_ack *ack, uint8_t *bytes);
 void gq_ack_decode (const uint8_t *bytes, gq_ack *ack);
 
 /* Subscription prefix for a kind (8 bytes), and for the acks of one actor (12 bytes). */
-#define GQ_TOPIC_KIND_BYTES 8
+#define GQ_TOPIC_KIND_BYTES  8
 #define GQ_TOPIC_ACTOR_BYTES 12
 void gq_topic (gq_frame_kind kind, uint32_t actor, uint8_t topic[GQ_TOPIC_ACTOR_BYTES]);
 

@@ -37,6 +37,6 @@ gq_hex_decode (const char *text, uint8_t *bytes, size_t size)
         if (value_of (text[i]) < 0)
             return false;
     for (size_t i = 0; i < size; i++)
-        bytes[i] = (uint8_t) (value_of (text[2 * i]) << 4 | value_of (text[2 * i + 1]));
+        bytes[i] = (uint8_t)(value_of (text[2 * i]) << 4 | value_of (text[2 * i + 1]));
     return true;
 }

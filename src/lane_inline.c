@@ -19,7 +19,7 @@ inline_open (uint64_t count)
     inline_lane *lane = calloc (1, sizeof *lane);
     if (lane == NULL)
         return NULL;
-    lane->base = (gq_lane) {.ops = &gq_lane_inline, .count = count};
+    lane->base = (gq_lane){.ops = &gq_lane_inline, .count = count};
     return &lane->base;
 }
 
@@ -32,22 +32,22 @@ header_of (inline_lane *lane)
 static float *
 inline_reserve (gq_lane *base)
 {
-    inline_lane *lane = (inline_lane *) base;
+    inline_lane *lane = (inline_lane *)base;
     if (!lane->reserved) {
-        size_t size = GQ_FRAME_HEADER_BYTES + (size_t) base->count * sizeof (float);
+        size_t size = GQ_FRAME_HEADER_BYTES + (size_t)base->count * sizeof (float);
         if (zmq_msg_init_size (&lane->message, size) != 0)
             return NULL;
         lane->reserved = 1;
     }
     /* A new message's bytes are aligned for any type up to 8 bytes, small ones lie in the
      * zmq_msg_t itself only below 34 bytes, which a header never is. */
-    return (float *) (void *) (header_of (lane) + GQ_FRAME_HEADER_BYTES);
+    return (float *)(void *)(header_of (lane) + GQ_FRAME_HEADER_BYTES);
 }
 
 static gq_status
 inline_send (gq_lane *base, void *socket, gq_frame *frame)
 {
-    inline_lane *lane = (inline_lane *) base;
+    inline_lane *lane = (inline_lane *)base;
     if (!lane->reserved)
         return GQ_INVALID;
     frame->lane = GQ_LANE_INLINE;
@@ -62,7 +62,7 @@ inline_send (gq_lane *base, void *socket, gq_frame *frame)
 static void
 inline_close (gq_lane **lane_p)
 {
-    inline_lane *lane = (inline_lane *) *lane_p;
+    inline_lane *lane = (inline_lane *)*lane_p;
     if (lane == NULL)
         return;
     if (lane->reserved)

@@ -35,13 +35,17 @@ check_tensor (const gq_tensor_shape *tensor, uint64_t *elements, gq_error *error
         return gq_fail (error, GQ_INVALID,
                         "layout: a tensor's name must be UTF-8 and not __metadata__");
     if (tensor->rank > GQ_RANK_MAX)
-        return gq_fail (error, GQ_INVALID, "layout: tensor %s has %u dimensions, at most %d are "
-                        "allowed", tensor->name, tensor->rank, GQ_RANK_MAX);
+        return gq_fail (error, GQ_INVALID,
+                        "layout: tensor %s has %u dimensions, at most %d are "
+                        "allowed",
+                        tensor->name, tensor->rank, GQ_RANK_MAX);
     *elements = 1;
     for (uint32_t i = 0; i < tensor->rank; i++) {
         if (tensor->shape[i] == 0 || tensor->shape[i] > GQ_PARAMETERS_MAX / *elements)
-            return gq_fail (error, GQ_INVALID, "layout: tensor %s has no elements or more than "
-                            "%llu", tensor->name, (unsigned long long) GQ_PARAMETERS_MAX);
+            return gq_fail (error, GQ_INVALID,
+                            "layout: tensor %s has no elements or more than "
+                            "%llu",
+                            tensor->name, (unsigned long long)GQ_PARAMETERS_MAX);
         *elements *= tensor->shape[i];
     }
     return GQ_OK;
@@ -67,8 +71,8 @@ check_unique (const gq_tensor_shape *tensors, size_t count, gq_error *error)
     gq_status status = GQ_OK;
     for (size_t i = 1; i < count && status == GQ_OK; i++)
         if (strcmp (sorted[i - 1]->name, sorted[i]->name) == 0)
-            status = gq_fail (error, GQ_INVALID, "layout: two tensors are called %s",
-                              sorted[i]->name);
+            status =
+                gq_fail (error, GQ_INVALID, "layout: two tensors are called %s", sorted[i]->name);
     free (sorted);
     return status;
 }
@@ -108,7 +112,7 @@ gq_layout_init (gq_layout *layout, const gq_tensor_shape *tensors, size_t count,
     }
     if (total > GQ_PARAMETERS_MAX)
         return gq_fail (error, GQ_INVALID, "layout: %llu elements in all, at most %llu are allowed",
-                        (unsigned long long) total, (unsigned long long) GQ_PARAMETERS_MAX);
+                        (unsigned long long)total, (unsigned long long)GQ_PARAMETERS_MAX);
     gq_status status = check_unique (tensors, count, error);
     if (status != GQ_OK)
         return status;
@@ -116,10 +120,10 @@ gq_layout_init (gq_layout *layout, const gq_tensor_shape *tensors, size_t count,
     if (copy == NULL)
         return gq_fail (error, GQ_MEMORY, "layout: out of memory");
     memcpy (copy, tensors, count * sizeof *copy);
-    *layout = (gq_layout) {.tensors = copy,
-                           .tensor_count = count,
-                           .element_count = total,
-                           .digest = digest_of (copy, count)};
+    *layout = (gq_layout){.tensors = copy,
+                          .tensor_count = count,
+                          .element_count = total,
+                          .digest = digest_of (copy, count)};
     return GQ_OK;
 }
 
@@ -127,7 +131,7 @@ void
 gq_layout_clear (gq_layout *layout)
 {
     free (layout->tensors);
-    *layout = (gq_layout) {0};
+    *layout = (gq_layout){0};
 }
 
 json_t *
@@ -138,7 +142,7 @@ gq_layout_to_json (const gq_layout *layout)
         const gq_tensor_shape *tensor = &layout->tensors[i];
         json_t *shape = json_array ();
         for (uint32_t k = 0; k < tensor->rank; k++)
-            json_array_append_new (shape, json_integer ((json_int_t) tensor->shape[k]));
+            json_array_append_new (shape, json_integer ((json_int_t)tensor->shape[k]));
         json_t *entry = json_pack ("{s:s, s:o}", "name", tensor->name, "shape", shape);
         if (entry == NULL || json_array_append_new (list, entry) != 0) {
             json_decref (list);
@@ -165,13 +169,13 @@ tensor_from_json (gq_tensor_shape *tensor, const json_t *json, gq_error *error)
         return gq_fail (error, GQ_INVALID, "layout: tensor %s has %zu dimensions, at most %d", name,
                         json_array_size (shape), GQ_RANK_MAX);
     memcpy (tensor->name, name, length + 1);
-    tensor->rank = (uint32_t) json_array_size (shape);
+    tensor->rank = (uint32_t)json_array_size (shape);
     for (uint32_t i = 0; i < tensor->rank; i++) {
         const json_t *size = json_array_get (shape, i);
         if (!json_is_integer (size) || json_integer_value (size) < 1)
             return gq_fail (error, GQ_INVALID, "layout: tensor %s: a shape holds integers >= 1",
                             name);
-        tensor->shape[i] = (uint64_t) json_integer_value (size);
+        tensor->shape[i] = (uint64_t)json_integer_value (size);
     }
     return GQ_OK;
 }

@@ -32,9 +32,9 @@ typedef enum gq_option_type {
 } gq_option_type;
 
 typedef struct gq_option_row {
-    const char *name;     /* "max-staleness": flag --max-staleness, GRADQ_MAX_STALENESS,
+    const char *name;  /* "max-staleness": flag --max-staleness, GRADQ_MAX_STALENESS,
                              max-staleness = ... in the INI section of the program or [gradq] */
-    unsigned programs;    /* gq_program bits: who takes it */
+    unsigned programs; /* gq_program bits: who takes it */
     gq_option_type type;
     const char *fallback; /* default as text; NULL: none */
     double min, max;      /* COUNT, NUMBER, BYTES */
@@ -64,15 +64,20 @@ void gq_options_free (gq_options **options_p);
 
 /* `name` must be a row of this program and of the getter's type: asserted. */
 const char *gq_options_text (const gq_options *options, const char *name); /* NULL when unset */
-uint64_t gq_options_count (const gq_options *options, const char *name); /* COUNT and BYTES */
+uint64_t gq_options_count (const gq_options *options, const char *name);   /* COUNT and BYTES */
 double gq_options_number (const gq_options *options, const char *name);
 bool gq_options_flag (const gq_options *options, const char *name);
 bool gq_options_given (const gq_options *options, const char *name); /* not the default */
 size_t gq_options_list (const gq_options *options, const char *name, const char *const **items);
 
 /* What main returns for a status (sysexits): 0, 1, 2 usage, 69 unreachable, 78 configuration. */
-enum { GQ_EXIT_OK = 0, GQ_EXIT_FAILED = 1, GQ_EXIT_USAGE = 2, GQ_EXIT_UNREACHABLE = 69,
-       GQ_EXIT_CONFIG = 78 };
+enum {
+    GQ_EXIT_OK = 0,
+    GQ_EXIT_FAILED = 1,
+    GQ_EXIT_USAGE = 2,
+    GQ_EXIT_UNREACHABLE = 69,
+    GQ_EXIT_CONFIG = 78
+};
 
 /* What main returns when gq_options_read gave `status`: help 0, usage 2, configuration 78. */
 int gq_options_exit (gq_status status);

@@ -53,7 +53,8 @@ size_t gq_rule_scalar_count (const gq_rule *rule);
 double *gq_rule_scalars (gq_rule *rule);
 uint64_t gq_rule_steps (const gq_rule *rule); /* made so far */
 void gq_rule_set_steps (gq_rule *rule, uint64_t steps);
-double gq_rule_last_norm (const gq_rule *rule); /* of the last gradient * scale; 0 when not clipping */
+double
+gq_rule_last_norm (const gq_rule *rule); /* of the last gradient * scale; 0 when not clipping */
 /* Setting i of the plug-in's and then the host's, as "key" and "value" text; 0 past the end. */
 int gq_rule_setting (const gq_rule *rule, size_t index, const char **key, char value[64]);
 const char *gq_rule_cpu (const gq_rule *rule); /* the level in use: "avx2" */

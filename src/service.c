@@ -41,7 +41,7 @@ int
 gq_service_signal (int signal_fd)
 {
     struct signalfd_siginfo info;
-    return read (signal_fd, &info, sizeof info) == sizeof info ? (int) info.ssi_signo : 0;
+    return read (signal_fd, &info, sizeof info) == sizeof info ? (int)info.ssi_signo : 0;
 }
 
 gq_status

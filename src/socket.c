@@ -14,7 +14,7 @@ set_int (void *socket, int option, int value)
 {
     int rc = zmq_setsockopt (socket, option, &value, sizeof value);
     assert (rc == 0);
-    (void) rc;
+    (void)rc;
 }
 
 void
@@ -30,7 +30,7 @@ gq_socket_set (void *socket, const gq_socket_options *options)
     int64_t bytes_max = options->message_bytes_max;
     int rc = zmq_setsockopt (socket, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max);
     assert (rc == 0);
-    (void) rc;
+    (void)rc;
     set_int (socket, ZMQ_RECONNECT_IVL, RECONNECT_MS);
     set_int (socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MS_MAX);
     set_int (socket, ZMQ_TCP_KEEPALIVE, 1);

@@ -20,13 +20,13 @@ static const char *const texts[] = {
 const char *
 gq_status_name (gq_status status)
 {
-    return (unsigned) status < GQ_STATUS_COUNT ? names[status] : "unknown";
+    return (unsigned)status < GQ_STATUS_COUNT ? names[status] : "unknown";
 }
 
 const char *
 gq_status_text (gq_status status)
 {
-    return (unsigned) status < GQ_STATUS_COUNT ? texts[status] : "unknown status";
+    return (unsigned)status < GQ_STATUS_COUNT ? texts[status] : "unknown status";
 }
 
 gq_status

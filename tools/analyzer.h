@@ -8,6 +8,6 @@
 #include "gradq/status.h"
 
 /* gq_fail gives back the status that it was given: a path that calls it does not go on as GQ_OK. */
-#define gq_fail(error, status, ...) ((gq_fail) (error, status, __VA_ARGS__), (status))
+#define gq_fail(error, status, ...) ((gq_fail)(error, status, __VA_ARGS__), (status))
 
 #endif

@@ -59,10 +59,10 @@ typedef struct gq_client_config {
     bool (*interrupted) (void);
 } gq_client_config;
 
-#define GQ_CLIENT_CONFIG                                                                           \
-    {                                                                                              \
-        .actor = GQ_ACTOR_ANY, .window = GQ_WINDOW_DEFAULT, .timeout_ms = 30000,                   \
-        .ack_timeout_ms = 5000, .lane = "auto"                                                     \
+#define GQ_CLIENT_CONFIG                                                         \
+    {                                                                            \
+        .actor = GQ_ACTOR_ANY, .window = GQ_WINDOW_DEFAULT, .timeout_ms = 30000, \
+        .ack_timeout_ms = 5000, .lane = "auto"                                   \
     }
 
 typedef struct gq_weights {

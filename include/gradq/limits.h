@@ -6,7 +6,7 @@
 
 /* Parameters in a layout: an element index fits 32 bits, and 8 GiB of weights is past one host's
  * memory bandwidth per step anyway. */
-#define GQ_PARAMETERS_MAX ((uint64_t) 1 << 31)
+#define GQ_PARAMETERS_MAX ((uint64_t)1 << 31)
 /* Tensors in a layout: large transformers have a few thousand; the layout must fit one control
  * message. */
 #define GQ_TENSORS_MAX 4096
@@ -17,7 +17,7 @@
 /* Actors known to one run: one 168-byte acknowledgement each a second is 0.7 MB/s. */
 #define GQ_ACTORS_MAX 4096
 /* Gradients that one actor may have unacknowledged: the width of the acknowledgement map. */
-#define GQ_WINDOW_MAX 64
+#define GQ_WINDOW_MAX     64
 #define GQ_WINDOW_DEFAULT 2
 /* One control message (JSON): a layout of GQ_TENSORS_MAX long names fits. */
 #define GQ_CONTROL_BYTES_MAX (1024 * 1024)
@@ -29,8 +29,8 @@
 #define GQ_ENDPOINT_MAX 256
 /* State slots and scalars of a plug-in, and its hyperparameters: lion has 1, adam 2; room for
  * AMSGrad-like rules. */
-#define GQ_SLOTS_MAX 8
-#define GQ_SCALARS_MAX 8
+#define GQ_SLOTS_MAX    8
+#define GQ_SCALARS_MAX  8
 #define GQ_SETTINGS_MAX 32
 /* A safetensors header: what the format's reference reader accepts. */
 #define GQ_SAFETENSORS_HEADER_MAX (100 * 1000 * 1000)

@@ -23,9 +23,9 @@
 extern "C" {
 #endif
 
-#define GQ_OPTIMIZER_ABI 1
+#define GQ_OPTIMIZER_ABI    1
 #define GQ_OPTIMIZER_SYMBOL "gq_optimizer_plugin"
-#define GQ_CONSTANTS_MAX 16
+#define GQ_CONSTANTS_MAX    16
 
 /* One hyperparameter.  A table of them ends with a row whose name is NULL. */
 typedef struct gq_setting {
@@ -64,11 +64,11 @@ typedef enum gq_cpu {
 } gq_cpu;
 
 typedef struct gq_optimizer {
-    uint32_t abi;              /* GQ_OPTIMIZER_ABI */
-    uint32_t size;             /* sizeof (gq_optimizer) */
-    const char *name;          /* [a-z0-9_]+ */
-    const char *help;          /* one line: the rule and its source */
-    const char *const *slots;  /* state vectors by PyTorch's names ("exp_avg"), NULL-terminated */
+    uint32_t abi;               /* GQ_OPTIMIZER_ABI */
+    uint32_t size;              /* sizeof (gq_optimizer) */
+    const char *name;           /* [a-z0-9_]+ */
+    const char *help;           /* one line: the rule and its source */
+    const char *const *slots;   /* state vectors by PyTorch's names ("exp_avg"), NULL-terminated */
     const char *const *scalars; /* scalar state ("beta1_power"), NULL-terminated */
     const gq_setting *settings;
     /* The initial value of a slot or scalar; NULL: all zero. */
@@ -85,33 +85,33 @@ typedef struct gq_optimizer {
  *     ... .apply = GQ_APPLY_TABLE (adam_kernel)
  */
 #define GQ_KERNEL inline __attribute__ ((always_inline))
-#define GQ_APPLY_PARAMETERS                                                                        \
-    const float *constants, float scale, size_t n, const float *restrict weights,                  \
+#define GQ_APPLY_PARAMETERS                                                       \
+    const float *constants, float scale, size_t n, const float *restrict weights, \
         float *restrict next, const float *restrict gradient, float *const restrict *slots
 
-#define GQ_APPLY_VARIANT(kernel, suffix, attribute)                                                \
-    attribute static void kernel##_##suffix (GQ_APPLY_PARAMETERS)                                  \
-    {                                                                                              \
-        kernel (constants, scale, n, weights, next, gradient, slots);                              \
+#define GQ_APPLY_VARIANT(kernel, suffix, attribute)                   \
+    attribute static void kernel##_##suffix (GQ_APPLY_PARAMETERS)     \
+    {                                                                 \
+        kernel (constants, scale, n, weights, next, gradient, slots); \
     }
 
 #if defined(__x86_64__)
-#define GQ_APPLY_VARIANTS(kernel)                                                                  \
-    GQ_APPLY_VARIANT (kernel, base, )                                                              \
-    GQ_APPLY_VARIANT (kernel, avx2, __attribute__ ((target ("avx2"))))                             \
-    GQ_APPLY_VARIANT (kernel, avx512,                                                              \
-                      __attribute__ ((target ("avx512f,avx512vl,avx512dq,avx512bw,"                \
+#define GQ_APPLY_VARIANTS(kernel)                                                   \
+    GQ_APPLY_VARIANT (kernel, base, )                                               \
+    GQ_APPLY_VARIANT (kernel, avx2, __attribute__ ((target ("avx2"))))              \
+    GQ_APPLY_VARIANT (kernel, avx512,                                               \
+                      __attribute__ ((target ("avx512f,avx512vl,avx512dq,avx512bw," \
                                               "prefer-vector-width=512"))))
-#define GQ_APPLY_TABLE(kernel)                                                                     \
-    {                                                                                              \
-        [GQ_CPU_BASE] = kernel##_base, [GQ_CPU_AVX2] = kernel##_avx2,                              \
-        [GQ_CPU_AVX512] = kernel##_avx512                                                          \
+#define GQ_APPLY_TABLE(kernel)                                        \
+    {                                                                 \
+        [GQ_CPU_BASE] = kernel##_base, [GQ_CPU_AVX2] = kernel##_avx2, \
+        [GQ_CPU_AVX512] = kernel##_avx512                             \
     }
 #else
 #define GQ_APPLY_VARIANTS(kernel) GQ_APPLY_VARIANT (kernel, base, )
-#define GQ_APPLY_TABLE(kernel)                                                                     \
-    {                                                                                              \
-        [GQ_CPU_BASE] = kernel##_base                                                              \
+#define GQ_APPLY_TABLE(kernel)        \
+    {                                 \
+        [GQ_CPU_BASE] = kernel##_base \
     }
 #endif
 

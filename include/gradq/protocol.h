@@ -17,10 +17,10 @@
 extern "C" {
 #endif
 
-#define GQ_PROTOCOL_VERSION 1
-#define GQ_FRAME_MAGIC 0x31515247u /* "GRQ1" */
+#define GQ_PROTOCOL_VERSION   1
+#define GQ_FRAME_MAGIC        0x31515247u /* "GRQ1" */
 #define GQ_FRAME_HEADER_BYTES 128
-#define GQ_RUN_ID_BYTES 16
+#define GQ_RUN_ID_BYTES       16
 
 typedef enum gq_frame_kind {
     GQ_KIND_GRADIENT = 1, /* actor -> optimizer: f32[count] */

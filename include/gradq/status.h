@@ -12,25 +12,30 @@ extern "C" {
 #endif
 
 /* name, word for JSON and logs, sentence for people; the number on the wire is the position, so append only. */
-#define GQ_STATUS_LIST(X)                                                                          \
-    X (OK, "ok", "done")                                                                           \
-    X (AGAIN, "again", "not yet; try again later")                                                 \
-    X (TIMEOUT, "timeout", "no answer in time; is every process of the run alive? (tools/gradq status)") \
-    X (FULL, "full", "the queue is full; the optimizer is slower than the actors")                 \
-    X (MALFORMED, "malformed", "the bytes are not a gradq frame of this protocol; see docs/PROTOCOL.md") \
-    X (CHECKSUM, "checksum", "the checksum does not match; the bytes were damaged on the way")     \
-    X (LAYOUT, "layout", "the parameter layout differs from the one this run uses")                \
-    X (COUNT, "count", "the element count differs from the layout's")                              \
-    X (NONFINITE, "nonfinite", "the gradient holds NaN or infinity; check the loss and the learning rate") \
-    X (STALE, "stale", "the gradient is older than --max-staleness allows")                        \
-    X (RUN, "run", "the frame belongs to another run")                                             \
-    X (UNREACHABLE, "unreachable", "the broker cannot be reached; start it or correct the address") \
-    X (INVALID, "invalid", "an argument or setting is not valid")                                  \
-    X (NOTFOUND, "notfound", "there is no such file or entry")                                     \
-    X (ABI, "abi", "the plug-in was built for another gradq; rebuild it against gradq/optimizer.h") \
-    X (IO, "io", "reading or writing failed; see the system's message")                            \
-    X (MEMORY, "memory", "out of memory")                                                          \
-    X (REFUSED, "refused", "the other side refused the request")                                   \
+#define GQ_STATUS_LIST(X)                                                                      \
+    X (OK, "ok", "done")                                                                       \
+    X (AGAIN, "again", "not yet; try again later")                                             \
+    X (TIMEOUT, "timeout",                                                                     \
+       "no answer in time; is every process of the run alive? (tools/gradq status)")           \
+    X (FULL, "full", "the queue is full; the optimizer is slower than the actors")             \
+    X (MALFORMED, "malformed",                                                                 \
+       "the bytes are not a gradq frame of this protocol; see docs/PROTOCOL.md")               \
+    X (CHECKSUM, "checksum", "the checksum does not match; the bytes were damaged on the way") \
+    X (LAYOUT, "layout", "the parameter layout differs from the one this run uses")            \
+    X (COUNT, "count", "the element count differs from the layout's")                          \
+    X (NONFINITE, "nonfinite",                                                                 \
+       "the gradient holds NaN or infinity; check the loss and the learning rate")             \
+    X (STALE, "stale", "the gradient is older than --max-staleness allows")                    \
+    X (RUN, "run", "the frame belongs to another run")                                         \
+    X (UNREACHABLE, "unreachable",                                                             \
+       "the broker cannot be reached; start it or correct the address")                        \
+    X (INVALID, "invalid", "an argument or setting is not valid")                              \
+    X (NOTFOUND, "notfound", "there is no such file or entry")                                 \
+    X (ABI, "abi",                                                                             \
+       "the plug-in was built for another gradq; rebuild it against gradq/optimizer.h")        \
+    X (IO, "io", "reading or writing failed; see the system's message")                        \
+    X (MEMORY, "memory", "out of memory")                                                      \
+    X (REFUSED, "refused", "the other side refused the request")                               \
     X (CLOSED, "closed", "the client is closed or was interrupted")
 
 typedef enum gq_status {
