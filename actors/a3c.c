@@ -40,6 +40,7 @@ log_normaliser (const float *logits, uint32_t action_count)
 {
     double largest = (double)logits[0], sum = 0;
 
+    assert (action_count >= 1);
     for (uint32_t a = 1; a < action_count; a++)
         largest = fmax (largest, (double)logits[a]);
     for (uint32_t a = 0; a < action_count; a++)

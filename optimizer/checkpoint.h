@@ -16,8 +16,8 @@
 /*
  * Write DIR/checkpoint-VERSION.safetensors atomically and delete all but the newest `kept` up to
  * VERSION.  Files of higher versions, which a resume did not take, neither count nor go.
- * path[PATH_MAX], out, may be NULL.  GQ_OK; GQ_IO, GQ_MEMORY, GQ_NONFINITE (such weights are not worth
- * keeping) with *error, and nothing changed.
+ * path[PATH_MAX], out, may be NULL.  GQ_OK; GQ_IO, GQ_MEMORY, GQ_NONFINITE (such weights are not
+ * worth keeping) with *error, and nothing changed.
  */
 GQ_CHECK gq_status gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept,
                                         char *path, gq_error *error);

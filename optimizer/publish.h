@@ -24,8 +24,8 @@ typedef struct gq_publisher {
 
 /*
  * Send what is due: the current version when it is new and the interval has passed; then the
- * acknowledgements owed.  Whatever did not change is repeated, soon at first and then once a second,
- * so that what was lost on the way heals.  Never waits.
+ * acknowledgements owed.  Whatever did not change is repeated, soon at first and then once a
+ * second, so that what was lost on the way heals.  Never waits.
  */
 void gq_publish_due (gq_publisher *publisher, gq_core *core, uint64_t now_ns);
 

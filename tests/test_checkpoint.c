@@ -2,118 +2,15 @@
  * Checkpoints: what was written comes back bit for bit, what was damaged never does, and no sound
  * file is lost to a damaged one.
  */
-#include "rule_testing.h"
-#include "support.h"
+#include "checkpoint_testing.h"
 
-#include <limits.h>
+#include <inttypes.h>
 
-#include "log.h"
-#include "optimizer/checkpoint.h"
-#include "safetensors.h"
+#include "optimizer/checkpoint_internal.h"
 
 TestSuite (checkpoint, .timeout = 60);
 
-enum { N = 7, KEPT = 3 };
-
-static const gq_tensor_shape shapes[] = {{.name = "pi.weight", .rank = 2, .shape = {2, 3}},
-                                         {.name = "pi.bias", .rank = 0}};
-static const gq_core_config plain = {.aggregate = 1, .max_staleness = UINT64_MAX};
-static char directory[64];
-
-/* One optimizer: the rule and the state that it works on. */
-typedef struct machine {
-    gq_core core;
-    gq_rule *rule;
-} machine;
-static machine writer, reader;
-
-static void
-machine_begin (machine *self, const char *rule)
-{
-    self->rule = load (rule, "auto", NO_SETS);
-    gq_core_init (&self->core, &plain, self->rule);
-}
-
-static void
-machine_end (machine *self)
-{
-    gq_core_clear (&self->core);
-    gq_rule_free (&self->rule);
-}
-
-static void
-machine_set_layout (machine *self, const gq_tensor_shape *tensors, size_t count)
-{
-    gq_layout layout;
-    cr_assert_eq (gq_layout_init (&layout, tensors, count, NULL), GQ_OK);
-    cr_assert_eq (gq_core_set_layout (&self->core, &layout), GQ_OK);
-}
-
-/* One step on a gradient that the version determines. */
-static void
-machine_step (machine *self)
-{
-    float gradient[N];
-    uint64_t seed = self->core.version;
-    for (size_t i = 0; i < N; i++)
-        gradient[i] = ldexpf ((float)(int32_t)support_random (&seed), -31);
-    gq_rule_step (self->rule, gq_buffers_current (self->core.buffers),
-                  gq_buffers_next (self->core.buffers), gradient, 1);
-    gq_buffers_turn (self->core.buffers);
-    self->core.version++;
-    self->core.applied += 2;
-}
-
-/* Weights that no decimal text would keep, and some steps on them. */
-static void
-writer_begin (const char *rule, uint64_t steps)
-{
-    const float weights[N] = {-0.0f, 1e-45f, 0.1f, -1e30f, 3.0f, FLT_MIN / 2, 1.0f / 3};
-    gq_error error;
-    /* Damage is logged, thousands of times here. */
-    cr_assert_eq (gq_log_open ("test", "/dev/null", GQ_LOG_ERROR, &error), GQ_OK);
-    support_directory (directory);
-    machine_begin (&writer, rule);
-    machine_set_layout (&writer, shapes, 2);
-    gq_core_set_weights (&writer.core, weights, 0, 0);
-    for (uint64_t i = 0; i < steps; i++)
-        machine_step (&writer);
-}
-
-static void
-finish (void)
-{
-    machine_end (&writer);
-    support_remove (directory);
-}
-
-static void
-write_kept (uint64_t kept, char *path)
-{
-    gq_error error = {""};
-    cr_assert_eq (gq_checkpoint_write (&writer.core, directory, kept, path, &error), GQ_OK, "%s",
-                  error.text);
-}
-
-static gq_status
-resume (const char *rule, gq_error *error)
-{
-    machine_begin (&reader, rule);
-    return gq_checkpoint_resume (&reader.core, directory, error);
-}
-
-static void
-expect_same_bits (const float *a, const float *b, const char *what)
-{
-    cr_assert_eq (memcmp (a, b, N * sizeof *a), 0, "%s differs", what);
-}
-
-static void
-expect_same_weights (void)
-{
-    expect_same_bits (gq_buffers_current (writer.core.buffers),
-                      gq_buffers_current (reader.core.buffers), "weights");
-}
+/* ---- coming back ---- */
 
 static void
 expect_same_state (void)
@@ -126,8 +23,6 @@ expect_same_state (void)
     cr_assert_arr_eq (gq_rule_scalars (reader.rule), gq_rule_scalars (writer.rule),
                       gq_rule_scalar_count (writer.rule) * sizeof (double));
 }
-
-/* ---- coming back ---- */
 
 Test (checkpoint, a_resumed_run_has_every_bit_and_goes_on_with_the_same_bits)
 {
@@ -199,6 +94,26 @@ Test (checkpoint, another_rule_takes_the_weights_and_starts_its_own_slots)
     finish ();
 }
 
+Test (checkpoint, resuming_under_a_rule_whose_slots_clash_with_names_is_refused)
+{
+    const gq_tensor_shape clash[] = {{.name = "x", .rank = 1, .shape = {3}},
+                                     {.name = "exp_avg.x", .rank = 1, .shape = {4}}};
+    const float weights[N] = {0};
+    gq_error error = {""};
+    writer_begin ("sgd", 0);
+    machine_end (&writer);
+    machine_begin (&writer, "sgd");
+    machine_set_layout (&writer, clash, 2);
+    gq_core_set_weights (&writer.core, weights, 0, 0);
+    write_kept (KEPT, NULL);
+    cr_assert_eq (resume ("sgd", &error), GQ_OK, "sgd has no such slot: %s", error.text);
+    machine_end (&reader);
+    cr_assert_neq (resume ("adam", &error), GQ_OK);
+    cr_assert_not (reader.core.has_weights);
+    machine_end (&reader);
+    finish ();
+}
+
 /* ---- damage ---- */
 
 /* Two checkpoints, versions 2 and 3; the newer one's bytes in *bytes_p. */
@@ -262,18 +177,58 @@ Test (checkpoint, any_truncation_of_the_newest_makes_the_one_before_it_count)
     finish ();
 }
 
+/* Write the checkpoint at `path` again with another first weight and the hashes that go with it:
+ * what a writer that does not look at values would have left. */
+static void
+change_weight (const char *path, float value)
+{
+    enum { PLENTY = 64, FIRST_COUNT = 6 };
+    gq_tensor tensors[PLENTY];
+    gq_meta meta[PLENTY];
+    float weights[FIRST_COUNT];
+    char hash[20], meta_hash[20];
+    gq_safetensors *file;
+    gq_error error = {""};
+    cr_assert_eq (gq_safetensors_read (&file, path, &error), GQ_OK, "%s", error.text);
+    const size_t count = gq_safetensors_count (file), meta_count = gq_safetensors_meta_count (file);
+    cr_assert (count >= 1 && count <= PLENTY && meta_count <= PLENTY);
+    for (size_t i = 0; i < count; i++)
+        tensors[i] = *gq_safetensors_at (file, i);
+    cr_assert_eq (tensors[0].bytes, sizeof weights);
+    memcpy (weights, tensors[0].data, sizeof weights);
+    weights[0] = value;
+    tensors[0].data = weights;
+    snprintf (hash, sizeof hash, "%016" PRIx64, gq_checkpoint_hash (tensors, count));
+    for (size_t i = 0; i < meta_count; i++) {
+        meta[i] = gq_safetensors_meta_at (file, i);
+        if (strcmp (meta[i].key, "data_xxh64") == 0)
+            meta[i].value = hash;
+        else if (strcmp (meta[i].key, GQ_CHECKPOINT_META_HASH) == 0)
+            meta[i].value = meta_hash;
+    }
+    snprintf (meta_hash, sizeof meta_hash, "%016" PRIx64,
+              gq_checkpoint_meta_hash (meta, meta_count, tensors, count));
+    cr_assert_eq (gq_safetensors_write (path, tensors, count, meta, meta_count, &error), GQ_OK,
+                  "%s", error.text);
+    gq_safetensors_free (&file);
+}
+
 Test (checkpoint, weights_that_are_not_finite_are_not_resumed_from)
 {
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
     char path[PATH_MAX];
     uint8_t *bytes;
+    gq_error error = {""};
     write_two (path, &bytes);
     free (bytes);
-    float weights[N] = {0, NAN};
-    gq_core_set_weights (&writer.core, weights, 4, 8);
-    write_kept (KEPT, NULL);
-    gq_error error = {""};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        change_weight (path, bad[i]);
+        expect_older ("a weight", i);
+    }
+    change_weight (path, 0.5f);
     cr_assert_eq (resume ("adam", &error), GQ_OK, "%s", error.text);
-    cr_assert_eq (reader.core.version, 3);
+    cr_assert_eq (reader.core.version, 3, "it was the values, not the writing again");
+    cr_assert_eq (gq_buffers_current (reader.core.buffers)[0], 0.5f);
     machine_end (&reader);
     finish ();
 }
@@ -375,6 +330,21 @@ Test (checkpoint, versions_are_ordered_as_numbers)
     finish ();
 }
 
+Test (checkpoint, weights_that_are_not_finite_are_not_written_and_the_old_ones_stay)
+{
+    const float weights[N] = {0, NAN};
+    char path[PATH_MAX];
+    gq_error error = {""};
+    writer_begin ("adam", 2);
+    write_kept (1, path);
+    gq_core_set_weights (&writer.core, weights, 3, 6);
+    cr_assert_eq (gq_checkpoint_write (&writer.core, directory, 1, NULL, &error), GQ_NONFINITE);
+    cr_assert_not_null (strstr (error.text, "version 3"), "%s", error.text);
+    cr_assert_eq (access (path, F_OK), 0);
+    expect_older ("NaN", 1);
+    finish ();
+}
+
 Test (checkpoint, a_write_that_fails_says_so_and_leaves_the_old_one)
 {
     char path[PATH_MAX], below[PATH_MAX];
@@ -387,157 +357,6 @@ Test (checkpoint, a_write_that_fails_says_so_and_leaves_the_old_one)
     cr_assert_eq (gq_checkpoint_write (&writer.core, path, KEPT, NULL, &error), GQ_IO,
                   "a file is no directory");
     cr_assert_eq (resume ("sgd", &error), GQ_OK);
-    machine_end (&reader);
-    finish ();
-}
-
-/* ---- first weights ---- */
-
-static void
-write_plain (char path[PATH_MAX], const gq_tensor *tensors, size_t count, const gq_meta *meta,
-             size_t meta_count)
-{
-    gq_error error = {""};
-    snprintf (path, PATH_MAX, "%s/plain.safetensors", directory);
-    cr_assert_eq (gq_safetensors_write (path, tensors, count, meta, meta_count, &error), GQ_OK,
-                  "%s", error.text);
-}
-
-static gq_tensor
-tensor_of (const char *name, gq_dtype dtype, uint64_t elements, const void *data)
-{
-    return (gq_tensor){.name = name,
-                       .dtype = dtype,
-                       .rank = 1,
-                       .shape = {elements},
-                       .element_count = elements,
-                       .data = data,
-                       .bytes = elements * (dtype == GQ_DTYPE_F64 ? 8 : 4)};
-}
-
-static gq_status
-init (const char *path, gq_error *error)
-{
-    machine_begin (&reader, "adam");
-    return gq_checkpoint_init (&reader.core, path, error);
-}
-
-Test (checkpoint, init_takes_every_tensor_of_a_plain_file_in_its_order)
-{
-    const float b[] = {1, 2, 3}, a[] = {4, 5};
-    const gq_tensor tensors[] = {tensor_of ("b", GQ_DTYPE_F32, 3, b),
-                                 tensor_of ("a", GQ_DTYPE_F32, 2, a)};
-    /* Metadata of other programs, with a word that ours uses too. */
-    const gq_meta meta[] = {{"format", "pt"}, {"layout", "NCHW"}};
-    char path[PATH_MAX];
-    gq_error error = {""};
-    writer_begin ("sgd", 0);
-    write_plain (path, tensors, 2, meta, 2);
-    cr_assert_eq (init (path, &error), GQ_OK, "%s", error.text);
-    cr_assert_eq (reader.core.layout.tensor_count, 2);
-    cr_assert_str_eq (reader.core.layout.tensors[0].name, "b");
-    const float *weights = gq_buffers_current (reader.core.buffers);
-    for (size_t i = 0; i < 5; i++)
-        cr_assert_eq (weights[i], (float)(i + 1));
-    cr_assert_eq (reader.core.version, 0);
-    cr_assert (reader.core.has_weights);
-    machine_end (&reader);
-    finish ();
-}
-
-Test (checkpoint, init_takes_the_parameters_of_a_checkpoint_and_starts_at_version_0)
-{
-    char path[PATH_MAX];
-    gq_error error = {""};
-    writer_begin ("adam", 4);
-    write_kept (KEPT, path);
-    cr_assert_eq (init (path, &error), GQ_OK, "%s", error.text);
-    cr_assert_eq (reader.core.layout.digest, writer.core.layout.digest);
-    expect_same_weights ();
-    cr_assert_eq (reader.core.version, 0);
-    cr_assert_eq (reader.core.applied, 0);
-    cr_assert_eq (gq_rule_steps (reader.rule), 0);
-    machine_end (&reader);
-    finish ();
-}
-
-Test (checkpoint, init_refuses_a_damaged_checkpoint)
-{
-    char path[PATH_MAX];
-    uint8_t *bytes;
-    gq_error error = {""};
-    writer_begin ("adam", 4);
-    write_kept (KEPT, path);
-    const size_t size = support_read (path, &bytes);
-    bytes[size - N * 4 * 2 - 1] ^= 0x10; /* in the last byte of the weights */
-    support_write (path, bytes, size);
-    cr_assert_eq (init (path, &error), GQ_MALFORMED);
-    cr_assert_not_null (strstr (error.text, path), "%s", error.text);
-    machine_end (&reader);
-    free (bytes);
-    finish ();
-}
-
-static void
-expect_init_refused (const gq_tensor *tensors, size_t count, gq_status expected)
-{
-    char path[PATH_MAX];
-    gq_error error = {""};
-    write_plain (path, tensors, count, NULL, 0);
-    cr_assert_eq (init (path, &error), expected, "%s", error.text);
-    cr_assert_not_null (strstr (error.text, path), "%s", error.text);
-    cr_assert_eq (reader.core.layout.tensor_count, 0);
-    cr_assert_not (reader.core.has_weights);
-    machine_end (&reader);
-}
-
-Test (checkpoint, init_refuses_what_cannot_be_trained)
-{
-    const float bad[] = {1, INFINITY}, good[] = {1, 2};
-    const double wide[] = {1, 2};
-    char name[GQ_NAME_MAX + 1];
-    memset (name, 'n', GQ_NAME_MAX);
-    name[GQ_NAME_MAX] = '\0';
-    const gq_tensor infinite = tensor_of ("a", GQ_DTYPE_F32, 2, bad);
-    const gq_tensor doubles = tensor_of ("a", GQ_DTYPE_F64, 2, wide);
-    const gq_tensor named = tensor_of (name, GQ_DTYPE_F32, 2, good);
-    gq_error error = {""};
-    writer_begin ("sgd", 0);
-    expect_init_refused (&infinite, 1, GQ_INVALID);
-    expect_init_refused (&doubles, 1, GQ_INVALID);
-    expect_init_refused (&named, 1, GQ_INVALID);
-    expect_init_refused (NULL, 0, GQ_INVALID);
-    cr_assert_eq (init ("/nonexistent.safetensors", &error), GQ_NOTFOUND);
-    machine_end (&reader);
-    finish ();
-}
-
-Test (checkpoint, names_that_a_slot_needs_are_refused_before_training_begins)
-{
-    const float data[] = {1, 2};
-    const gq_tensor tensors[] = {tensor_of ("x", GQ_DTYPE_F32, 2, data),
-                                 tensor_of ("exp_avg.x", GQ_DTYPE_F32, 2, data)};
-    writer_begin ("sgd", 0);
-    expect_init_refused (tensors, 2, GQ_INVALID);
-    finish ();
-}
-
-Test (checkpoint, resuming_under_a_rule_whose_slots_clash_with_names_is_refused)
-{
-    const gq_tensor_shape clash[] = {{.name = "x", .rank = 1, .shape = {3}},
-                                     {.name = "exp_avg.x", .rank = 1, .shape = {4}}};
-    const float weights[N] = {0};
-    gq_error error = {""};
-    writer_begin ("sgd", 0);
-    machine_end (&writer);
-    machine_begin (&writer, "sgd");
-    machine_set_layout (&writer, clash, 2);
-    gq_core_set_weights (&writer.core, weights, 0, 0);
-    write_kept (KEPT, NULL);
-    cr_assert_eq (resume ("sgd", &error), GQ_OK, "sgd has no such slot: %s", error.text);
-    machine_end (&reader);
-    cr_assert_neq (resume ("adam", &error), GQ_OK);
-    cr_assert_not (reader.core.has_weights);
     machine_end (&reader);
     finish ();
 }

@@ -348,7 +348,9 @@ Test (gym, child_dies_with_an_actor_that_was_killed, .timeout = 60)
     }
     FILE *file = fopen (path, "r"); /* waits until the step has begun */
     cr_assert (file != NULL && fgets (text, sizeof text, file) != NULL && fclose (file) == 0);
-    int child = pidfd_open ((pid_t)atoi (text), 0);
+    const pid_t pid = (pid_t)strtol (text, NULL, 10);
+    cr_assert_gt (pid, 0, "'%s' is no process", text);
+    int child = pidfd_open (pid, 0);
     cr_assert_geq (child, 0, "no process '%s'", text);
     struct pollfd item = {.fd = child, .events = POLLIN};
     cr_assert_eq (poll (&item, 1, 0), 0, "the child is gone too early");
@@ -356,7 +358,7 @@ Test (gym, child_dies_with_an_actor_that_was_killed, .timeout = 60)
     cr_assert_eq (waitpid (actor, NULL, 0), actor);
     bool ended = poll (&item, 1, WAIT_MS) == 1;
     if (!ended)
-        kill (atoi (text), SIGKILL);
+        kill (pid, SIGKILL);
     cr_assert (ended, "the child lives on");
     close (child);
     cr_assert (unlink (path) == 0 && rmdir (folder) == 0);

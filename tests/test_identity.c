@@ -78,11 +78,9 @@ Test (identity, a_damaged_file_is_refused_and_left_alone)
         "{\"run\": \"00112233445566778899aabbccddeeff\", \"term\": 0, \"epochs_reserved\": 1}",
         "{\"run\": \"00112233445566778899aabbccddeeff\", \"term\": -1, \"epochs_reserved\": 1}",
         "{\"run\": \"00112233445566778899aabbccddeeff\", \"term\": \"1\", \"epochs_reserved\": 1}",
-        "{\"run\": \"00112233445566778899aabbccddeeff\", \"term\": 4294967295, "
-        "\"epochs_reserved\": 1}",
+        "{\"run\":\"00112233445566778899aabbccddeeff\",\"term\":4294967295,\"epochs_reserved\":1}",
         "{\"run\": \"00112233445566778899aabbccddeeff\", \"term\": 1, \"epochs_reserved\": 0}",
-        "{\"run\": \"00112233445566778899aabbccddeeff\", \"term\": 1, "
-        "\"epochs_reserved\": 4294967295}"};
+        "{\"run\":\"00112233445566778899aabbccddeeff\",\"term\":1,\"epochs_reserved\":4294967295}"};
     support_directory (directory);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         gq_identity identity;

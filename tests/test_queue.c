@@ -166,7 +166,7 @@ Test (queue, only_gradients_and_first_weights_are_admitted)
 {
     const uint8_t payload[COUNT * 4] = {0};
     gq_queue *queue = gq_queue_new (4, UINT64_MAX);
-    for (uint16_t kind = GQ_KIND_GRADIENT; kind <= GQ_KIND_ACK; kind++) {
+    for (int kind = GQ_KIND_GRADIENT; kind <= GQ_KIND_ACK; kind++) {
         const gq_frame frame = support_frame ((gq_frame_kind)kind, 1, COUNT);
         size_t size;
         uint8_t *bytes = support_message (&frame, payload, &size);

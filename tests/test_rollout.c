@@ -109,7 +109,8 @@ check_bootstrap (bool terminates, bool truncates)
     gq_random_seed (&random, gq_random_stream (4, 0)); /* the stream of the actions */
     net->ops->begin (net);
     for (int t = 0; t < STEPS; t++) {
-        float now[2] = {(float)(t % LENGTH), (float)(1 + t / LENGTH)};
+        const int episode = 1 + t / LENGTH;
+        float now[2] = {(float)(t % LENGTH), (float)episode};
         float then[2] = {now[0] + 1, now[1]};
         net->ops->step (net, weights, now, logits + 2 * t, &values[t]);
         actions[t] = (int32_t)gq_a3c_sample (logits + 2 * t, 2, &random);

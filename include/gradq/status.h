@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* name, word for JSON and logs, sentence for people; the number on the wire is the position, so append only. */
+/* Name, word for JSON and logs, sentence for people.  The position is the number on the wire, so
+ * append only. */
 #define GQ_STATUS_LIST(X)                                                                      \
     X (OK, "ok", "done")                                                                       \
     X (AGAIN, "again", "not yet; try again later")                                             \

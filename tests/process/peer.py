@@ -186,10 +186,12 @@ class Wire:
         self.control.connect(address)
         self.nonces = itertools.count()
         self.grant, self.run, self.sequence = None, bytes(16), 0
-        self.gradients = self.weights = self.acks = None
+        self.gradients = self.acks = None
+        self.sockets = []
 
     def close(self):
         self.context.destroy(linger=0)
+        self.sockets.clear()
 
     def ask(self, request, timeout: float = 5) -> dict:
         """Send one request; the next answer, or None when there is none in time."""
@@ -234,6 +236,7 @@ class Wire:
 
     def connect(self, kind: int, endpoint: str, **options):
         socket = self.context.socket(kind)
+        self.sockets.append(socket)  # nobody refers to some; they must not be closed for that
         for name, each in options.items():
             socket.setsockopt(getattr(zmq, name), each)
         socket.connect(endpoint)

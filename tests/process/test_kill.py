@@ -1,5 +1,5 @@
-"""kill -9 of each process in turn, and two of a kind at one address: the others go on, the restarted
-one continues, and what was in flight is counted where it was lost."""
+"""kill -9 of each process in turn, and two of a kind at one address: the others go on, the
+restarted one continues, and what was in flight is counted where it was lost."""
 import os
 import random
 import signal
@@ -104,7 +104,6 @@ def test_killed_broker_comes_back_at_its_address_and_every_loss_is_counted(eithe
     counts = [finish(service, client) for client in clients]
     assert all(count["term"] == 1 and count["refused"] == 0 for count in counts), counts
     pushed = sum(count["pushed"] for count in counts)
-    assert sum(count["lost"] for count in counts) > 0, "given up by those who sent them"
     stats = service.until(lambda s: s["queue"]["depth"] == 0 and
                           s["optimizer"]["applied"] + s["optimizer"]["lost"] == pushed,
                           f"all {pushed} to be applied or counted as lost", 10)["optimizer"]

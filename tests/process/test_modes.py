@@ -172,6 +172,8 @@ def test_another_rule_takes_the_weights_over_on_resume(service):
     wire = service.wire(1000, actor=1)
     socket = wire.subscribe()
     frame, vector = wire.next_weights(socket)
+    while frame.term == 1:  # the broker still had the last one of the life before
+        frame, vector = wire.next_weights(socket)
     assert (frame.version, frame.term) == (20, 2)
     assert numpy.array_equal(vector, tensors["w"])
     wire.push(numpy.ones(1000))

@@ -1,0 +1,119 @@
+/*
+ * What the suites of checkpoints share: an optimizer that writes, one that reads, and a directory
+ * between them.  Never fails quietly.
+ */
+#ifndef GQ_CHECKPOINT_TESTING_H
+#define GQ_CHECKPOINT_TESTING_H
+
+#include "rule_testing.h"
+#include "support.h"
+
+#include <limits.h>
+
+#include "log.h"
+#include "optimizer/checkpoint.h"
+#include "safetensors.h"
+
+enum { N = 7, KEPT = 3 };
+
+static const gq_tensor_shape shapes[] = {{.name = "pi.weight", .rank = 2, .shape = {2, 3}},
+                                         {.name = "pi.bias", .rank = 0}};
+static const gq_core_config plain = {.aggregate = 1, .max_staleness = UINT64_MAX};
+static char directory[64];
+
+/* One optimizer: the rule and the state that it works on. */
+typedef struct machine {
+    gq_core core;
+    gq_rule *rule;
+} machine;
+static machine writer, reader;
+
+static inline void
+machine_begin (machine *self, const char *rule)
+{
+    self->rule = load (rule, "auto", NO_SETS);
+    gq_core_init (&self->core, &plain, self->rule);
+}
+
+static inline void
+machine_end (machine *self)
+{
+    gq_core_clear (&self->core);
+    gq_rule_free (&self->rule);
+}
+
+static inline void
+machine_set_layout (machine *self, const gq_tensor_shape *tensors, size_t count)
+{
+    gq_layout layout;
+    cr_assert_eq (gq_layout_init (&layout, tensors, count, NULL), GQ_OK);
+    cr_assert_eq (gq_core_set_layout (&self->core, &layout), GQ_OK);
+}
+
+/* One step on a gradient that the version determines. */
+static inline void
+machine_step (machine *self)
+{
+    float gradient[N];
+    uint64_t seed = self->core.version;
+    for (size_t i = 0; i < N; i++)
+        gradient[i] = ldexpf ((float)(int32_t)support_random (&seed), -31);
+    gq_rule_step (self->rule, gq_buffers_current (self->core.buffers),
+                  gq_buffers_next (self->core.buffers), gradient, 1);
+    gq_buffers_turn (self->core.buffers);
+    self->core.version++;
+    self->core.applied += 2;
+}
+
+/* Weights that no decimal text would keep, and some steps on them. */
+static inline void
+writer_begin (const char *rule, uint64_t steps)
+{
+    const float weights[N] = {-0.0f, 1e-45f, 0.1f, -1e30f, 3.0f, FLT_MIN / 2, 1.0f / 3};
+    gq_error error;
+    /* Damage is logged, thousands of times here. */
+    cr_assert_eq (gq_log_open ("test", "/dev/null", GQ_LOG_ERROR, &error), GQ_OK);
+    support_directory (directory);
+    machine_begin (&writer, rule);
+    machine_set_layout (&writer, shapes, 2);
+    gq_core_set_weights (&writer.core, weights, 0, 0);
+    for (uint64_t i = 0; i < steps; i++)
+        machine_step (&writer);
+}
+
+static inline void
+finish (void)
+{
+    machine_end (&writer);
+    support_remove (directory);
+}
+
+static inline void
+write_kept (uint64_t kept, char *path)
+{
+    gq_error error = {""};
+    cr_assert_eq (gq_checkpoint_write (&writer.core, directory, kept, path, &error), GQ_OK, "%s",
+                  error.text);
+}
+
+static inline gq_status
+resume (const char *rule, gq_error *error)
+{
+    machine_begin (&reader, rule);
+    return gq_checkpoint_resume (&reader.core, directory, error);
+}
+
+static inline void
+expect_same_bits (const float *a, const float *b, const char *what)
+{
+    cr_assert_eq (memcmp (a, b, N * sizeof *a), 0, "%s differs", what);
+}
+
+static inline void
+expect_same_weights (void)
+{
+    expect_same_bits (gq_buffers_current (writer.core.buffers),
+                      gq_buffers_current (reader.core.buffers), "weights");
+}
+
+#endif

@@ -1,0 +1,346 @@
+"""An actor in plain Python: pyzmq, numpy and docs/PROTOCOL.md.  Nothing of gradq is imported.
+
+    with Actor("tcp://127.0.0.1:5600", layout=[("weight", [1, 7]), ("bias", [1])],
+               initial=numpy.zeros(8)) as actor:
+        while not done:
+            weights = actor.latest()                 # flat float32 vector, read-only
+            actor.push(gradient(weights), samples)   # may wait for its turn, never in send()
+        actor.wait()                                 # everything pushed is settled
+
+As a program it fits a line through seeded points, from as many actors as one likes; GRADQ_ADDRESS
+is the service, GRADQ_ACTOR (optional) the id.  All input and output happens in Actor.turn(): an
+actor that computes for seconds without a call is shown as silent meanwhile, and loses nothing.
+"""
+import json
+import os
+import secrets
+import struct
+import sys
+import time
+from collections import namedtuple
+
+import numpy
+import zmq
+
+MAGIC, PROTOCOL = b"GRQ1", 1
+GRADIENT, INIT, WEIGHTS, ACK = 1, 2, 3, 4
+REASONS = {4: "malformed", 5: "checksum", 6: "layout", 7: "count", 8: "nonfinite", 9: "stale",
+           10: "run"}
+HEADER = struct.Struct("<4sHHIIIHHQ16sQQQIIQQQ16sII")
+Header = namedtuple("Header", "magic protocol kind actor epoch term encoding lane digest run "
+                    "sequence version count samples zero sent applied size zeros payload_crc crc")
+ACK_PAYLOAD = struct.Struct("<QQQQII")
+
+AGAIN_S = 1.0  # hello without an answer, INIT, report
+RETRY_S = 0.1  # a hello that was refused with "retry"
+HEARD_S = 3.0  # the optimizer says something every second
+GIVE_UP_S = 5.0  # a gradient that stays unanswered although the optimizer is heard
+SILENCE_S = 10.0  # an optimizer unheard for this long may have been replaced: repeat the hello
+
+CRC_TABLE = []
+for _crc in range(256):
+    for _ in range(8):
+        _crc = _crc >> 1 ^ (0x82F63B78 if _crc & 1 else 0)  # 0x1EDC6F41, bits reversed
+    CRC_TABLE.append(_crc)
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 255]
+    return crc ^ 0xFFFFFFFF
+
+
+def encode(payload: bytes, **fields) -> bytes:
+    """A frame; fields that are not given are 0."""
+    fields = {**dict.fromkeys(Header._fields, 0), **fields, "magic": MAGIC, "protocol": PROTOCOL,
+              "zeros": bytes(16), "sent": time.time_ns(), "size": len(payload),
+              "payload_crc": crc32c(payload)}
+    head = HEADER.pack(*Header(**fields))[:124]
+    return head + struct.pack("<I", crc32c(head)) + payload
+
+
+def decode(data: bytes) -> tuple:
+    """(Header, payload); (None, b"") for what is no frame of this protocol."""
+    if len(data) < HEADER.size:
+        return None, b""
+    head, payload = Header._make(HEADER.unpack_from(data)), data[HEADER.size:]
+    good = (head.magic == MAGIC and head.protocol == PROTOCOL and head.lane == head.zero == 0
+            and head.zeros == bytes(16) and head.size == len(payload)
+            and head.crc == crc32c(data[:124]) and head.payload_crc == crc32c(payload))
+    return (head, payload) if good else (None, b"")
+
+
+def age(head: Header) -> tuple:
+    """Orders weights: a later life of the optimizer may go on from an earlier version."""
+    return head.term, head.version
+
+
+class Refused(Exception):
+    """The service refused a request for good; .word says why to a program."""
+
+    def __init__(self, answer: dict):
+        super().__init__(answer.get("message"))
+        self.word = answer.get("error")
+
+
+class Actor:
+    """layout: [(name, shape), ...]; None takes the run's.  initial: first weights, flat, for a run
+    that has none.  window: gradients on the way at most.  actor: wanted id, None for any.
+
+    Counts, all of this epoch: pushed, acknowledged (settled: applied or refused), refused, with
+    refused_reason and refused_sequence of the last one, and lost (given up).
+    """
+
+    def __init__(self, address: str, layout=None, initial=None, window: int = 2, actor: int = None):
+        self.address, self.initial, self.window = address, initial, window
+        self.request = {"op": "hello", "protocol": PROTOCOL, "role": "actor", "lanes": ["inline"],
+                        "nonce": secrets.token_hex(16)}
+        if actor is not None:
+            self.request["actor"] = actor
+        if layout is not None:
+            self.request["layout"] = [{"name": name, "shape": shape} for name, shape in layout]
+            self.request["initial"] = initial is not None
+        self.context = zmq.Context()
+        self.data_sockets = []
+        self.control = self.socket(zmq.DEALER, IMMEDIATE=1, LINGER=1000)  # lets the bye out
+        self.control.connect(address)
+        try:
+            self.hello()
+        except BaseException:
+            self.context.destroy(linger=0)
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def socket(self, kind: int, **options) -> zmq.Socket:
+        socket = self.context.socket(kind)
+        for name, value in {"LINGER": 0, **options}.items():
+            socket.setsockopt(getattr(zmq, name), value)
+        return socket
+
+    # Control plane
+
+    def ask(self, message: dict) -> bool:
+        """Send it if that is possible at once."""
+        if not self.control.poll(0, zmq.POLLOUT):
+            return False
+        self.control.send_string(json.dumps(message), zmq.NOBLOCK)
+        return True
+
+    def hello(self, timeout: float = 30):
+        """Ask until granted.  The nonce stays: however often asked, it is one request."""
+        deadline, self.run, due = time.monotonic() + timeout, None, 0.0
+        while self.run is None:
+            now = time.monotonic()
+            if now > deadline:
+                raise TimeoutError(f"{self.address} granted no hello within {timeout} s")
+            if now >= due:
+                due = now + (AGAIN_S if self.ask(self.request) else RETRY_S)
+            if self.control.poll(int(1000 * max(0.0, due - now)) + 1) and self.read_control():
+                due = time.monotonic() + RETRY_S
+
+    def read_control(self) -> bool:
+        """Take one answer.  True: a hello was refused for now."""
+        answer = json.loads(self.control.recv())
+        if answer["ok"]:
+            grant = (bytes.fromhex(answer["run"]), answer["epoch"])
+            if self.run is None or grant != (self.run, self.epoch):
+                self.begin(answer)
+        elif not answer["retry"]:
+            raise Refused(answer)
+        return not answer["ok"]
+
+    def begin(self, grant: dict):
+        """A new life: identity, counts and sockets."""
+        self.run = bytes.fromhex(grant["run"])
+        self.actor, self.epoch = grant["actor"], grant["epoch"]
+        self.digest, self.parameters = int(grant["digest"], 16), grant["parameters"]
+        self.need_weights, self.max_staleness = grant["need_weights"], grant["max_staleness"]
+        self.pushed = self.acknowledged = self.given_up = self.lost = self.refused = 0
+        self.refused_sequence, self.refused_reason = 0, None
+        self.settled_at = (0, 0)  # (term, version) that includes all that is settled
+        self.newest = self.used = None  # (Header, payload): last received, last given by latest()
+        self.outbox = None  # a frame that the PUSH socket has not taken yet
+        self.foreign = False  # weights of another run are here
+        self.heard = self.progress = time.monotonic()
+        self.hello_due = self.report_due = self.init_due = 0.0
+
+        for socket in self.data_sockets:
+            socket.close()
+        self.gradients = self.socket(zmq.PUSH, SNDHWM=1, SNDBUF=65536, IMMEDIATE=1, LINGER=1000)
+        self.weights = self.socket(zmq.SUB, CONFLATE=1)
+        self.acks = self.socket(zmq.SUB, RCVHWM=1024)
+        self.data_sockets = [self.gradients, self.weights, self.acks]
+        self.weights.subscribe(struct.pack("<4sHH", MAGIC, PROTOCOL, WEIGHTS))
+        self.acks.subscribe(struct.pack("<4sHHI", MAGIC, PROTOCOL, ACK, self.actor))
+        for name in ("gradients", "weights", "acks"):
+            getattr(self, name).connect(self.reachable(grant["endpoints"][name]))
+        self.poller = zmq.Poller()
+        for socket in (self.control, self.weights, self.acks):
+            self.poller.register(socket, zmq.POLLIN)
+
+    def reachable(self, endpoint: str) -> str:
+        """A broker bound to every interface is where the control endpoint is."""
+        for anywhere in ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"):
+            if endpoint.startswith(anywhere):
+                return f"{self.address.rpartition(':')[0]}:{endpoint[len(anywhere):]}"
+        return endpoint
+
+    def tell(self, op: str):
+        self.ask({"op": op, "role": "actor", "actor": self.actor, "epoch": self.epoch,
+                  "run": self.run.hex(), "pushed": self.pushed, "acknowledged": self.acknowledged,
+                  "refused": self.refused, "lost": self.lost, "metrics": {}})
+
+    # Data plane
+
+    @property
+    def in_flight(self) -> int:
+        return self.pushed - max(self.acknowledged, self.given_up)
+
+    def turn(self, timeout: float = 0.0):
+        """Do what can be done now; when there is nothing, wait up to timeout for something."""
+        now = time.monotonic()
+        if self.need_weights and not self.newest and not self.outbox and now >= self.init_due:
+            self.init_due = now + AGAIN_S
+            self.outbox = self.frame(INIT, self.initial)
+        if now >= self.report_due:
+            self.report_due = now + AGAIN_S
+            self.tell("report")
+        if (self.foreign or now - self.heard > SILENCE_S) and now >= self.hello_due:
+            self.hello_due = now + AGAIN_S  # the run was replaced? then the answer is another grant
+            self.ask(self.request)
+        self.poller.register(self.gradients, zmq.POLLOUT if self.outbox else 0)
+        ready = dict(self.poller.poll(int(1000 * timeout)))
+        if self.gradients in ready:
+            self.gradients.send(self.outbox, zmq.NOBLOCK)
+            self.outbox, self.progress = None, time.monotonic()
+        if self.weights in ready:
+            self.take_weights(*decode(self.weights.recv()))
+        while self.acks.poll(0):
+            self.take_ack(*decode(self.acks.recv()))
+        self.give_up()
+        if self.control in ready:
+            self.read_control()  # last: it may begin a new life, with new sockets
+
+    def take_weights(self, head: Header, payload: bytes):
+        if head is None or head.kind != WEIGHTS:
+            return
+        self.foreign = head.run != self.run  # at first perhaps the run before, which is remembered
+        if self.foreign or head.digest != self.digest or len(payload) != 4 * self.parameters:
+            return
+        self.heard = time.monotonic()
+        if not self.newest or age(head) > age(self.newest[0]):
+            self.newest = head, payload
+
+    def take_ack(self, head: Header, payload: bytes):
+        if (head is None or head.kind != ACK or len(payload) != ACK_PAYLOAD.size
+                or (head.run, head.actor, head.epoch) != (self.run, self.actor, self.epoch)):
+            return
+        self.heard = time.monotonic()
+        cumulative, _beyond, refused, sequence, reason, _zero = ACK_PAYLOAD.unpack(payload)
+        if self.acknowledged < cumulative <= self.pushed:
+            self.acknowledged, self.progress = cumulative, self.heard
+            self.settled_at = max(self.settled_at, age(head))
+            if refused > self.refused:
+                self.refused, self.refused_sequence = refused, sequence
+                self.refused_reason = REASONS.get(reason, str(reason))
+
+    def give_up(self):
+        """What was lost on the way is never acknowledged, until a later number is."""
+        now = time.monotonic()
+        if self.in_flight == 0 or self.outbox or now - self.heard > HEARD_S:
+            self.progress = now
+        elif now - self.progress > GIVE_UP_S:
+            self.lost += self.in_flight
+            self.given_up = self.pushed
+
+    def frame(self, kind: int, vector, **fields) -> bytes:
+        values = numpy.ascontiguousarray(vector, "<f4")
+        return encode(values.tobytes(), kind=kind, actor=self.actor, epoch=self.epoch, encoding=1,
+                      digest=self.digest, run=self.run, count=values.size, **fields)
+
+    def until(self, condition, timeout: float, what: str):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {timeout} s")
+            self.turn(0.05)
+
+    # For the user
+
+    def latest(self, timeout: float = 60) -> numpy.ndarray:
+        """The newest weights; under --max-staleness 0 the first that include all we pushed."""
+        def here():
+            return self.newest and (self.max_staleness != 0 or (
+                self.in_flight == 0 and age(self.newest[0]) >= self.settled_at))
+        self.turn()
+        self.until(here, timeout, "weights")
+        self.used = self.newest
+        return numpy.frombuffer(self.used[1], "<f4")
+
+    @property
+    def version(self) -> int:
+        """Of the weights that latest() returned."""
+        return self.used[0].version
+
+    def push(self, gradient, samples: int, timeout: float = 60) -> int:
+        """Send a gradient of what latest() returned; its sequence number.
+
+        0: the run was replaced meanwhile, and the gradient means nothing to the new one.
+        """
+        self.until(lambda: not self.outbox and self.in_flight < self.window, timeout, "room")
+        if not self.used:
+            return 0
+        self.pushed += 1
+        self.outbox = self.frame(GRADIENT, gradient, sequence=self.pushed, samples=samples,
+                                 term=self.used[0].term, version=self.used[0].version)
+        self.turn()
+        return self.pushed
+
+    def wait(self, timeout: float = 60):
+        self.until(lambda: not self.outbox and self.in_flight == 0, timeout, "acknowledgements")
+
+    def close(self):
+        """Say bye; wait() before, or what is on the way may be lost."""
+        if not self.context.closed:
+            self.tell("bye")
+            for socket in (self.control, *self.data_sockets):
+                socket.close()
+            self.context.term()
+
+
+def main() -> int:
+    """Least squares: the 7 + 1 seeded numbers of y = w.x + b, from batches of this actor's own."""
+    wanted, bound, deadline = os.environ.get("GRADQ_ACTOR"), 1e-4, time.monotonic() + 120
+    random = numpy.random.default_rng(100 + int(wanted or 0))
+    truth = numpy.random.default_rng(1).normal(size=8)
+
+    def batch(size: int) -> tuple:
+        x = numpy.c_[random.normal(size=(size, 7)), numpy.ones(size)]  # 1 for the bias
+        return x, x @ truth
+
+    all_x, all_y = batch(512)
+    with Actor(os.environ["GRADQ_ADDRESS"], [("weight", [1, 7]), ("bias", [1])], numpy.zeros(8),
+               actor=int(wanted) if wanted else None) as actor:
+        while True:
+            weights = actor.latest()
+            loss = numpy.mean((all_x @ weights - all_y) ** 2)
+            # Who comes late to a run that is good already still has its share to say.
+            if (loss < bound and actor.pushed >= 20) or time.monotonic() > deadline:
+                break
+            x, y = batch(32)
+            actor.push(2 * x.T @ (x @ weights - y) / len(y), len(y))
+        actor.wait()
+        counts = {name: getattr(actor, name) for name in (
+            "actor", "version", "pushed", "acknowledged", "refused", "refused_reason", "lost")}
+        print(json.dumps({"loss": float(loss), **counts}), flush=True)
+    return 0 if loss < bound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
