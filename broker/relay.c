@@ -34,6 +34,7 @@ typedef struct relay_thread {
     gq_relay_stats stats;
     zmq_msg_t last_weights; /* empty: none yet */
     zmq_msg_t last_acks[GQ_ACTORS_MAX];
+    uint8_t run[GQ_RUN_ID_BYTES]; /* of those weights */
     uint64_t sent_ns; /* when weights last went out */
     bool wanted;      /* a late joiner waits for the last weights */
 } relay_thread;
@@ -89,12 +90,26 @@ send_kept (zsock_t *socket, zmq_msg_t *kept)
         zmq_msg_close (&copy);
 }
 
+/* A new run's weights: what is kept of the run before must not reach its actors. */
+static void
+forget_other_run (relay_thread *self, const gq_frame *frame)
+{
+    if (memcmp (self->run, frame->run, GQ_RUN_ID_BYTES) == 0)
+        return;
+    memcpy (self->run, frame->run, GQ_RUN_ID_BYTES);
+    for (size_t i = 0; i < GQ_ACTORS_MAX; i++) {
+        zmq_msg_close (&self->last_acks[i]);
+        zmq_msg_init (&self->last_acks[i]);
+    }
+}
+
 static void
 relay (relay_thread *self, zmq_msg_t *message)
 {
     gq_frame frame;
     gq_status status = gq_frame_decode (zmq_msg_data (message), zmq_msg_size (message), &frame);
     if (status == GQ_OK && frame.kind == GQ_KIND_WEIGHTS) {
+        forget_other_run (self, &frame);
         zmq_msg_move (&self->last_weights, message);
         send_kept (self->weights, &self->last_weights);
         self->sent_ns = gq_now_ns ();

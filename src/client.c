@@ -42,17 +42,25 @@ slice_until (uint64_t deadline_ns, uint64_t now_ns)
     return left_ms < GQ_SLICE_MS ? (int)left_ms : GQ_SLICE_MS;
 }
 
-/* Is this frame from the run that we belong to?  Notes a foreign one. */
+/* Is this frame from the run that we belong to?  Notes weights of a foreign one. */
 static bool
 ours (gq_client *client, const gq_frame *frame)
 {
     if (memcmp (frame->run, client->run, GQ_RUN_ID_BYTES) != 0) {
-        client->foreign = true;
+        if (frame->kind == GQ_KIND_WEIGHTS)
+            client->foreign_ns = gq_now_ns ();
         return false;
     }
-    client->foreign = false;
     client->heard_ns = gq_now_ns ();
     return frame->digest == client->layout.digest;
+}
+
+/* Another run has taken this address over: it speaks, and ours no longer does.  Its last words may
+ * still reach us at the start, out of the broker's memory. */
+static bool
+replaced (const gq_client *client)
+{
+    return client->foreign_ns > client->heard_ns + (uint64_t)HEARD_MS_MAX * MS_NS;
 }
 
 static bool
@@ -415,7 +423,7 @@ gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence)
             }
         }
         uint64_t now_ns = gq_now_ns ();
-        if (client->foreign)
+        if (replaced (client))
             return GQ_RUN;
         if (gq_client_interrupted (client))
             return GQ_CLOSED;
@@ -451,7 +459,7 @@ gq_client_wait (gq_client *client, uint64_t sequence)
     service (client, 0, NULL);
     while (!arrived (client, sequence)) {
         uint64_t now_ns = gq_now_ns ();
-        if (client->foreign)
+        if (replaced (client))
             return GQ_RUN;
         if (gq_client_interrupted (client))
             return GQ_CLOSED;
@@ -496,7 +504,7 @@ gq_client_close (gq_client **client_p)
     /* The interruption that made the caller close must not cut this short as well. */
     client->config.interrupted = NULL;
     uint64_t deadline_ns = deadline_of (client);
-    while (on_the_way (client) > 0 && gq_now_ns () < deadline_ns && !client->foreign &&
+    while (on_the_way (client) > 0 && gq_now_ns () < deadline_ns && !replaced (client) &&
            gq_now_ns () - client->heard_ns < (uint64_t)HEARD_MS_MAX * MS_NS)
         service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
     gq_client_tell (client, "bye");

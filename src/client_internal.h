@@ -62,7 +62,7 @@ struct gq_client {
     uint64_t heard_ns;    /* last frame from the optimizer */
     uint64_t patience_ns; /* nothing sent is counted as late from before this */
     uint64_t reported_ns;
-    bool foreign; /* another run speaks at this address */
+    uint64_t foreign_ns; /* last weights of another run at this address, 0: none */
 
     gq_metric metrics[GQ_METRICS_MAX];
     size_t metric_count;

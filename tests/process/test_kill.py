@@ -21,7 +21,9 @@ def either(request):
 
 
 def row(stats, actor: int) -> dict:
-    return next(each for each in stats["actors"] if each["id"] == actor)
+    """What the broker knows of an actor; all None before it has heard of it."""
+    return next((each for each in stats["actors"] if each["id"] == actor),
+                {"epoch": None, "acknowledged": None})
 
 
 def endless(service, actor: int, **more):
@@ -52,7 +54,7 @@ def test_killed_actor_is_not_noticed_by_the_others_and_comes_back_in_a_higher_ep
     for i in (1, 2):
         acknowledged(service, i, acknowledged(service, i)["acknowledged"] + 100)
     again = opened(endless(service, 0))
-    stats = service.until(lambda s: row(s, 0)["epoch"] != epoch and row(s, 0)["acknowledged"] > 100,
+    stats = service.until(lambda s: row(s, 0)["epoch"] != epoch and (row(s, 0)["acknowledged"] or 0) > 100,
                           "the new life to get on")
     assert row(stats, 0)["epoch"] > epoch
     for client in (again, *others):
@@ -104,6 +106,7 @@ def test_killed_broker_comes_back_at_its_address_and_every_loss_is_counted(eithe
     counts = [finish(service, client) for client in clients]
     assert all(count["term"] == 1 and count["refused"] == 0 for count in counts), counts
     pushed = sum(count["pushed"] for count in counts)
+    service.until(lambda s: s["optimizer"]["state"] == "alive", "the optimizer to report again")
     stats = service.until(lambda s: s["queue"]["depth"] == 0 and
                           s["optimizer"]["applied"] + s["optimizer"]["lost"] == pushed,
                           f"all {pushed} to be applied or counted as lost", 10)["optimizer"]

@@ -78,7 +78,7 @@ def test_aggregate_is_the_mean_with_equal_weights_or_by_samples(service, weights
     service.up("--aggregate", 3, "--aggregate-weights", weights)
     wires = [service.wire(actor=i) for i in range(3)]
     socket = wires[0].subscribe()
-    gradients, samples = vectors(3), [1, 5, 20]
+    gradients, samples = vectors(3), [3, 5, 20]
     for i, wire in enumerate(wires):
         wire.push(gradients[i], samples=samples[i])
     for wire in wires:
