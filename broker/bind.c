@@ -12,6 +12,10 @@ gq_bind (const gq_socket_options *options, const char *endpoint, gq_error *error
         return NULL;
     }
     gq_socket_set (zsock_resolve (socket), options);
+    /* With a ZAP domain libzmq turns peers away that do not speak ZMTP 3.  Without one it takes any
+     * bytes for the greeting of an old peer, and a web browser on the wrong port for a PULL that
+     * gradients may be handed to.  No handler is installed: nobody else is turned away. */
+    zsock_set_zap_domain (socket, "gradq");
     if (zmq_bind (zsock_resolve (socket), endpoint) != 0) {
         gq_fail (error, GQ_IO,
                  "cannot bind %s: %s; is another broker running there?  Stop it or choose another "

@@ -193,6 +193,8 @@ handle_pipe (relay_thread *self, zsock_t *pipe)
 {
     char *command = zstr_recv (pipe);
     bool more = command != NULL && !streq (command, "$TERM");
+    if (more && streq (command, "REPEAT"))
+        self->wanted = zmq_msg_size (&self->last_weights) > 0;
     if (more && streq (command, "STATS")) {
         zframe_t *answer = zframe_new (&self->stats, sizeof self->stats);
         zframe_send (&answer, pipe, 0);

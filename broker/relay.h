@@ -23,7 +23,8 @@ typedef struct gq_relay_stats {
     uint64_t repeated;  /* last values sent again for late joiners */
 } gq_relay_stats;
 
-/* Start the thread (a zactor).  NULL: config->error says why. */
+/* Start the thread (a zactor).  NULL: config->error says why.  Its pipe knows "STATS", "REPEAT"
+ * (send the last weights once more) and czmq's own "$TERM". */
 zactor_t *gq_relay_start (gq_relay_config *config);
 
 #endif

@@ -441,9 +441,6 @@ def test_raw_garbage_on_every_port_is_survived(tcp_service):
     still_good(service)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError,
-                   reason="ZeroMQ takes what does not begin as ZMTP 3 for a ZMTP 1.0 peer, "
-                          "and PUSH shares gradients out among all peers")
 def test_a_stray_connection_where_gradients_are_handed_out_gets_none(tcp_service):
     service = tcp_service
     service.up()

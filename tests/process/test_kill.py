@@ -54,8 +54,8 @@ def test_killed_actor_is_not_noticed_by_the_others_and_comes_back_in_a_higher_ep
     for i in (1, 2):
         acknowledged(service, i, acknowledged(service, i)["acknowledged"] + 100)
     again = opened(endless(service, 0))
-    stats = service.until(lambda s: row(s, 0)["epoch"] != epoch and (row(s, 0)["acknowledged"] or 0) > 100,
-                          "the new life to get on")
+    stats = service.until(lambda s: row(s, 0)["epoch"] != epoch
+                          and (row(s, 0)["acknowledged"] or 0) > 100, "the new life to get on")
     assert row(stats, 0)["epoch"] > epoch
     for client in (again, *others):
         count = finish(service, client)

@@ -150,9 +150,9 @@ def test_sigterm_leaves_a_checkpoint_of_the_last_version_published(service):
     for gradient in gradients:
         wire.push(gradient)
     assert wire.settled().version == 7
+    published = newest(wire, socket, 7)
     assert service.optimizer.stop() == 0
     assert checkpoints(service.run)[-1] == 7
-    published = newest(wire, socket, 7)
     assert numpy.array_equal(checkpoint(service.run, 7)[0]["w"], published)
     weights = numpy.zeros(wire.elements, numpy.float32)
     for gradient in gradients:
