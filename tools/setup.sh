@@ -15,7 +15,8 @@ fuzz_packages="clang-14 libclang-rt-14-dev"
 
 venv=build/venv
 # Gymnasium is in no Debian release; safetensors is the Python reader that ours is held against.
-venv_packages="gymnasium safetensors numpy"
+# NumPy 2: NumPy 1's vectorised sine differs from libm's in the last bit, and so would trajectories.
+venv_packages="gymnasium safetensors numpy>=2"
 
 missing () {
     for package in "$@"; do
@@ -60,13 +61,14 @@ install_packages () {
 
 # Python for gym:ID and for the tests that read our files with other people's code.
 make_venv () {
-    if "$venv/bin/python" -c 'import gymnasium, safetensors' 2>/dev/null; then
+    if "$venv/bin/python" -c 'import gymnasium, safetensors, numpy
+assert numpy.__version__ >= "2"' 2>/dev/null; then
         return 0
     fi
     echo "setup: installing $venv_packages into $venv" >&2
     mkdir -p build
     # shellcheck disable=SC2086
-    if /usr/bin/python3 -m venv --clear --system-site-packages "$venv" &&
+    if /usr/bin/python3 -m venv --clear "$venv" &&
         "$venv/bin/python" -m pip install -q --retries 2 $venv_packages </dev/null; then
         return 0
     fi
