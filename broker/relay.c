@@ -35,8 +35,8 @@ typedef struct relay_thread {
     zmq_msg_t last_weights; /* empty: none yet */
     zmq_msg_t last_acks[GQ_ACTORS_MAX];
     uint8_t run[GQ_RUN_ID_BYTES]; /* of those weights */
-    uint64_t sent_ns; /* when weights last went out */
-    bool wanted;      /* a late joiner waits for the last weights */
+    uint64_t sent_ns;             /* when weights last went out */
+    bool wanted;                  /* a late joiner waits for the last weights */
 } relay_thread;
 
 static bool
