@@ -64,6 +64,10 @@ def run(command: list, env: dict, **more) -> tuple:
     return status, "".join(lines)
 
 
+# Process tests wait for processes more than they compute.
+PROCESS_WORKERS = 3
+
+
 def run_unit(build: Path, env: dict, factor: int) -> Result:
     status, output = run([build / "tests/unit", "--jobs", 2, "--timeout", UNIT_TEST_S * factor,
                            "--color=never"], env)
@@ -96,8 +100,8 @@ def run_process(build: Path, env: dict) -> Result:
     report = build / "tests/process.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
-    status, _ = run(["/usr/bin/python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
-                      f"--junitxml={report}", "tests/process"], env)
+    status, _ = run(["/usr/bin/python3", "-m", "pytest", "-q", "-rs", "-n", PROCESS_WORKERS,
+                      "-p", "no:cacheprovider", f"--junitxml={report}", "tests/process"], env)
     if not report.exists():
         return Result("process", 0, 1, notes=(f"no report from pytest, exit {status}",))
     suite = xml.etree.ElementTree.parse(report).getroot().find("testsuite")
