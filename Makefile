@@ -6,6 +6,8 @@
 #   PREFIX= DESTDIR=           where `make install` puts things
 #   ARGS=                      more words for the program that run or bench starts
 #   FUZZ_SECONDS=              time for each fuzzer
+#   SIM_SEEDS=1..100000        which schedules the simulator runs
+#   CHAOS_SEEDS= CHAOS_SECONDS=   how many runs of the chaos runner, and how long each is disturbed
 
 PREFIX       ?= /usr/local
 DESTDIR      ?=
@@ -14,6 +16,9 @@ CFLAGS       ?= -O3 -g
 WERROR       := -Werror
 SANITIZE     ?=
 FUZZ_SECONDS ?= 600
+SIM_SEEDS    ?= 1..100000
+CHAOS_SEEDS  ?= 20
+CHAOS_SECONDS ?= 20
 
 BUILD := build$(if $(SANITIZE),/$(SANITIZE))
 Q     := $(if $(V),,@)
@@ -51,7 +56,8 @@ LIB_OBJ       := $(call objects,src/*.c)
 BROKER_OBJ    := $(call objects,broker/*.c)
 OPTIMIZER_OBJ := $(call objects,optimizer/*.c)
 ACTOR_OBJ     := $(call objects,actors/*.c)
-TEST_OBJ      := $(call objects,tests/test_*.c)
+# The disk that tests write to is not a test itself.
+TEST_OBJ      := $(call objects,tests/test_*.c) $(BUILD)/obj/tests/memory_disk.o
 # Tests see the parts of a program, not its main.
 PARTS_OBJ     := $(filter-out %/main.o,$(BROKER_OBJ) $(OPTIMIZER_OBJ) $(ACTOR_OBJ))
 
@@ -62,11 +68,14 @@ SCRIPTS       := $(wildcard tools/gradq tools/gradq_*.py)
 PLUGINS       := $(patsubst optimizer/%.c,$(BUILD)/%.so,$(wildcard optimizer/plugins/*.c))
 TEST_PLUGINS  := $(patsubst %.c,$(BUILD)/%.so,$(wildcard tests/plugins/*.c))
 TEST_PROGRAMS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/main_*.c))
+# The simulator brings its own checkpoint files and crash points.
+SIM_OBJ       := $(call objects,tests/main_sim.c tests/sim/*.c tests/memory_disk.c)
+CHAOS_CLIENT  := $(BUILD)/tests/chaos_client
 FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
 # ---- what to do ----
 .DEFAULT_GOAL := all
-.PHONY: help all run test bench asan tsan fuzz lint format options venv install clean
+.PHONY: help all run test sim bench asan tsan fuzz chaos lint format options venv install clean
 .PHONY: check tests FORCE
 
 help: ## list the targets
@@ -92,6 +101,11 @@ tsan: ## thread and process tests with ThreadSanitizer
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory SANITIZE=thread check
 
+sim: ## 100,000 simulated schedules of faults on the real code, in one thread (SIM_SEEDS=A..B)
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory $(JOBS) $(BUILD)/tests/main_sim $(BUILD)/plugins/sgd.so
+	@$(BUILD)/tests/main_sim --seeds $(SIM_SEEDS)
+
 bench: ## measure rates, beside the limits of this machine in the same run
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory $(JOBS) all
@@ -101,6 +115,12 @@ fuzz: ## FUZZ_SECONDS of libFuzzer on each decoder
 	@tools/setup.sh fuzz
 	@$(MAKE) --no-print-directory $(JOBS) $(FUZZERS)
 	@tools/fuzz.sh $(FUZZ_SECONDS) $(FUZZERS)
+
+chaos: ## kill, stop and cut everything, then check that nothing was lost, doubled or torn
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory $(JOBS) all $(CHAOS_CLIENT)
+	@/usr/bin/python3 tests/chaos/chaos.py --build $(CURDIR)/$(BUILD) --seeds $(CHAOS_SEEDS) \
+	    --seconds $(CHAOS_SECONDS) $(ARGS)
 
 lint: ## layout, static analysis, and the house rules that a program can check
 	@tools/setup.sh run lint
@@ -124,7 +144,7 @@ clean: ## remove build/
 check:
 	@$(MAKE) --no-print-directory $(JOBS) tests
 	@/usr/bin/python3 tests/run.py $(CURDIR)/$(BUILD)
-tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
+tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(CHAOS_CLIENT) $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
 
 # Programs look for their plug-ins beside themselves, so they lie together; bin/ has links.
 home     := $(PREFIX)/lib/gradq
@@ -168,6 +188,10 @@ $(BUILD)/gradq-optimizer: $(OPTIMIZER_OBJ) $(LIB)
 $(BUILD)/gradq-actor: $(ACTOR_OBJ) $(LIB)
 	@echo "  link  $@"
 	$(Q)$(LINK) $(BLAS) $(LIBS)
+# It replays with the optimizer's own parts.
+$(BUILD)/gradq-replay: $(BUILD)/obj/tools/gradq-replay.o $(filter-out %/main.o,$(OPTIMIZER_OBJ)) $(LIB)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS)
 $(BUILD)/gradq-%: $(BUILD)/obj/tools/gradq-%.o $(LIB)
 	@echo "  link  $@"
 	$(Q)$(LINK) $(LIBS)
@@ -191,18 +215,30 @@ $(BUILD)/tests/unit: $(TEST_OBJ) $(PARTS_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  link  $@"
 	$(Q)$(LINK) -lcriterion $(BLAS) $(LIBS)
+$(BUILD)/tests/main_sim: $(SIM_OBJ) $(filter-out %/main.o $(BUILD)/obj/optimizer/checkpoint%, \
+                         $(BROKER_OBJ) $(OPTIMIZER_OBJ)) $(LIB)
+	@mkdir -p $(@D)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS)
 $(BUILD)/tests/main_%: $(BUILD)/obj/tests/main_%.o $(PARTS_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  link  $@"
 	$(Q)$(LINK) $(BLAS) $(LIBS)
 
+# Looks below gradq.h, see there; tests/run.py does not start it by itself.
+$(CHAOS_CLIENT): $(BUILD)/obj/tests/chaos/client.o $(LIB)
+	@mkdir -p $(@D)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS)
+
 # libFuzzer comes with clang.  A fuzzer is compiled whole, its target and all of src/ instrumented.
-build/fuzz/%: tests/%.c $(wildcard src/*.[ch] include/gradq/*.h)
+build/fuzz/fuzz_journal: optimizer/journal.c optimizer/journal_read.c tests/memory_disk.c
+build/fuzz/%: tests/%.c $(wildcard src/*.[ch] include/gradq/*.h tests/*.h)
 	@mkdir -p $(@D)
 	@echo "  clang $@"
 	$(Q)clang-14 $(INCLUDES) -std=c11 -D_GNU_SOURCE -pthread -O1 -g $(FLOATS) \
 	    -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	    -o $@ $< $(wildcard src/*.c) $(LIBS)
+	    -o $@ $(filter %.c,$^) $(LIBS)
 
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
 .SECONDARY:

@@ -178,8 +178,8 @@ log_progress (trainer *self)
             "steps_per_s", "f",
             (double)(steps - self->log_steps) * 1e9 / (double)(now_ns - self->log_ns), "episodes",
             "u", self->episode_count, "return_mean", "f", return_mean (self), "version", "u",
-            self->version, "pushed", "u", counts.pushed, "refused", "u", counts.refused, "lost",
-            "u", counts.lost, NULL);
+            self->version, "pushed", "u", counts.pushed, "refused", "u", counts.refused, "resent",
+            "u", counts.resent, NULL);
     self->log_ns = now_ns;
     self->log_steps = steps;
 }

@@ -128,7 +128,7 @@ gq_registry_optimizer_gone (gq_registry *registry, const char *peer)
 static json_t *
 known_fields (const json_t *report)
 {
-    static const char *const counts[] = {"epoch", "pushed", "acknowledged", "refused", "lost"};
+    static const char *const counts[] = {"epoch", "pushed", "acknowledged", "refused", "resent"};
     json_t *kept = json_object ();
     json_t *metrics = json_object ();
     const json_t *run = json_object_get (report, "run");
@@ -186,13 +186,16 @@ copy_key (json_t *to, const json_t *from, const char *key)
 json_t *
 gq_registry_optimizer_json (const gq_registry *registry, uint64_t now_ns)
 {
-    static const char *const keys[] = {"name",           "version",       "term",
-                                       "start_version",  "applied",       "rejected",
-                                       "rejected_by",    "duplicates",    "lost",
-                                       "malformed",      "staleness_p50", "staleness_p99",
-                                       "staleness_max",  "apply_us_p50",  "apply_us_p99",
-                                       "publish_us_p50", "published",     "checkpoint_version",
-                                       "parameters",     "learning_rate"};
+    static const char *const keys[] = {"name",          "version",
+                                       "term",          "start_version",
+                                       "applied",       "rejected",
+                                       "rejected_by",   "duplicates",
+                                       "lsn",           "malformed",
+                                       "staleness_p50", "staleness_p99",
+                                       "staleness_max", "apply_us_p50",
+                                       "apply_us_p99",  "publish_us_p50",
+                                       "published",     "checkpoint_version",
+                                       "parameters",    "run"};
     json_t *result = json_object ();
     uint64_t age_ms = age_ms_of (registry->optimizer_ns, now_ns);
     const char *state =
@@ -210,7 +213,7 @@ gq_registry_optimizer_json (const gq_registry *registry, uint64_t now_ns)
 static json_t *
 actor_json (json_int_t id, const actor_entry *entry, const gq_queue_actor *seen, uint64_t now_ns)
 {
-    static const char *const keys[] = {"epoch", "pushed", "acknowledged", "refused", "lost"};
+    static const char *const keys[] = {"epoch", "pushed", "acknowledged", "refused", "resent"};
     json_t *result = json_object ();
     uint64_t last_ns = entry->last_ns > seen->last_ns ? entry->last_ns : seen->last_ns;
     uint64_t age_ms = age_ms_of (last_ns, now_ns);

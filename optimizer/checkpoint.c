@@ -15,10 +15,11 @@
 
 #include "checkpoint_internal.h"
 #include "hex.h"
+#include "ledger_json.h"
 #include "safetensors.h"
 
 /* Entries of __metadata__: the fixed ones, scalars, settings of rule and host. */
-#define META_MAX      (16 + GQ_SCALARS_MAX + GQ_SETTINGS_MAX + 8)
+#define META_MAX      (32 + GQ_SCALARS_MAX + GQ_SETTINGS_MAX + 8)
 #define META_TEXT_MAX 128
 
 /* Everything that a file is made of, while it is being made. */
@@ -31,6 +32,7 @@ typedef struct draft {
     char values[META_MAX][META_TEXT_MAX];
     size_t meta_count;
     char *layout;
+    char *ledger;
 } draft;
 
 static void
@@ -92,25 +94,52 @@ describe_rule (draft *self, gq_rule *rule)
     }
 }
 
+/* 17 digits name every double apart. */
+static void
+add_double (draft *self, const char *key, double value)
+{
+    char text[32];
+    snprintf (text, sizeof text, "%.17g", value);
+    add_meta (self, key, text);
+}
+
+/* Where the journal stands, the step being aggregated, and what damping remembers. */
+static void
+describe_progress (draft *self, const gq_core *core)
+{
+    add_number (self, "lsn", core->journal != NULL ? core->journal->lsn : 0);
+    add_number (self, "chain", core->journal != NULL ? core->journal->chain : 0);
+    add_number (self, "held", core->held);
+    add_double (self, "held_weight", core->held_weight);
+    add_double (self, "staleness_sum", core->staleness_sum);
+    add_number (self, "staleness_count", core->staleness_count);
+}
+
 static void
 draft_free (draft *self)
 {
     free (self->tensors);
     free (self->names);
     free (self->layout);
+    free (self->ledger);
 }
 
 static gq_status
 draft_fill (draft *self, gq_core *core)
 {
     size_t slots = gq_rule_slot_count (core->rule);
-    size_t tensors = core->layout.tensor_count * (1 + slots);
+    size_t held = core->held > 0 ? 1 : 0;
+    size_t tensors = core->layout.tensor_count * (1 + slots + held);
     self->tensors = calloc (tensors, sizeof *self->tensors);
     self->names = calloc (tensors, sizeof *self->names);
     json_t *layout = gq_layout_to_json (&core->layout);
     self->layout = layout == NULL ? NULL : json_dumps (layout, JSON_COMPACT);
     json_decref (layout);
-    if (self->tensors == NULL || self->names == NULL || self->layout == NULL)
+    json_t *ledger = gq_ledger_to_json (&core->ledger);
+    self->ledger = ledger == NULL ? NULL : json_dumps (ledger, JSON_COMPACT);
+    json_decref (ledger);
+    if (self->tensors == NULL || self->names == NULL || self->layout == NULL ||
+        self->ledger == NULL)
         return GQ_MEMORY;
     add_vector (self, &core->layout, gq_buffers_current (core->buffers), "");
     for (size_t i = 0; i < slots; i++) {
@@ -118,6 +147,8 @@ draft_fill (draft *self, gq_core *core)
         snprintf (prefix, sizeof prefix, "%s.", gq_rule_plugin (core->rule)->slots[i]);
         add_vector (self, &core->layout, gq_rule_slot (core->rule, i), prefix);
     }
+    if (held > 0)
+        add_vector (self, &core->layout, core->sum, GQ_HELD_NAME ".");
     char run[2 * GQ_RUN_ID_BYTES + 1];
     char hash[32];
     gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
@@ -130,7 +161,11 @@ draft_fill (draft *self, gq_core *core)
     add_number (self, "applied", core->applied);
     add_meta (self, "data_xxh64", hash);
     describe_rule (self, core->rule);
+    describe_progress (self, core);
     self->meta[self->meta_count++] = (gq_meta){.key = "layout", .value = self->layout};
+    self->meta[self->meta_count++] = (gq_meta){.key = "ledger", .value = self->ledger};
+    if (core->life != NULL)
+        self->meta[self->meta_count++] = (gq_meta){.key = "life", .value = core->life};
     uint64_t meta_hash =
         gq_checkpoint_meta_hash (self->meta, self->meta_count, self->tensors, self->tensor_count);
     snprintf (hash, sizeof hash, "%016llx", (unsigned long long)meta_hash);

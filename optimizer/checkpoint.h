@@ -22,14 +22,30 @@
 GQ_CHECK gq_status gq_checkpoint_write (gq_core *core, const char *directory, uint64_t kept,
                                         char *path, gq_error *error);
 
+/* Where a checkpoint stands in the journal. */
+typedef struct gq_checkpoint_place {
+    uint64_t lsn;
+    uint32_t chain;
+} gq_checkpoint_place;
+
 /*
- * Load the newest checkpoint in DIR that verifies into a core without a layout.  Older ones are
- * tried when a newer one is damaged; each damaged one is logged.
- *
- * GQ_OK; GQ_NOTFOUND: there is none at all; GQ_MALFORMED: none verifies; GQ_MEMORY.  With another
- * rule than the one that wrote it, or other slots, the slots start anew, and the log says so.
+ * Called with the "life" that a checkpoint was written under (life.h), as JSON text: prepares *core
+ * (gq_core_init) with that rule.  Anything but GQ_OK with *error ends the loading.
  */
-GQ_CHECK gq_status gq_checkpoint_resume (gq_core *core, const char *directory, gq_error *error);
+typedef gq_status gq_checkpoint_prepare (void *context, gq_core *core, const char *life,
+                                         gq_error *error);
+
+/*
+ * Load the newest checkpoint in DIR that verifies, of no higher version than version_max, into a
+ * core without a layout: weights, slots, scalars, ledger, the step being aggregated.  Older ones
+ * are tried when a newer one is damaged; each damaged one is logged.
+ *
+ * GQ_OK: *place is filled.  GQ_NOTFOUND: there is none at all; GQ_MALFORMED: none verifies;
+ * GQ_MEMORY; or what `prepare` answered.
+ */
+GQ_CHECK gq_status gq_checkpoint_load (gq_core *core, const char *directory, uint64_t version_max,
+                                       gq_checkpoint_prepare *prepare, void *context,
+                                       gq_checkpoint_place *place, gq_error *error);
 
 /* Does DIR hold any checkpoint? */
 bool gq_checkpoint_any (const char *directory);

@@ -23,9 +23,9 @@ int gq_checkpoint_path (char path[PATH_MAX], const char *directory, uint64_t ver
 uint64_t gq_checkpoint_hash (const gq_tensor *tensors, size_t count);
 
 /*
- * Of what data_xxh64 does not cover: the sum, modulo 2^64, of the XXH64 of every key and its value,
- * both with their final NULs, but for GQ_CHECKPOINT_META_HASH itself; plus the XXH64 of the names
- * of all tensors in the order of the array, each with its final NUL.
+ * Of what data_xxh64 does not cover: the sum, modulo 2^64, of the XXH64 of every key and value,
+ * each with its final NUL, but for GQ_CHECKPOINT_META_HASH itself; plus the XXH64 of all tensors'
+ * names in the order of the array, each with its final NUL.
  */
 uint64_t gq_checkpoint_meta_hash (const gq_meta *meta, size_t meta_count, const gq_tensor *tensors,
                                   size_t tensor_count);

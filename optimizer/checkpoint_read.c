@@ -9,7 +9,7 @@
 
 #include "checkpoint.h"
 #include "checkpoint_internal.h"
-#include "hex.h"
+#include "ledger_json.h"
 #include "log.h"
 
 static gq_status
@@ -165,7 +165,7 @@ install (gq_core *core, const gq_safetensors *file, gq_layout *layout, uint64_t 
     if (status == GQ_OK && !gq_all_finite (vector, layout->element_count))
         status = gq_fail (error, GQ_INVALID, "its weights hold NaN or infinity");
     if (status == GQ_OK)
-        status = gq_core_check_layout (core, layout, error);
+        status = gq_core_check_layout (core->rule, layout, error);
     if (status == GQ_OK && gq_core_set_layout (core, layout) != GQ_OK)
         status = gq_fail (error, GQ_MEMORY, "no memory for %" PRIu64 " parameters",
                           layout->element_count);
@@ -176,14 +176,66 @@ install (gq_core *core, const gq_safetensors *file, gq_layout *layout, uint64_t 
 }
 
 static gq_status
-resume_file (gq_core *core, const gq_safetensors *file, gq_error *error)
+meta_double (const gq_safetensors *file, const char *key, double *value, gq_error *error)
+{
+    const char *text = gq_safetensors_meta (file, key);
+    char *end = NULL;
+    if (text != NULL)
+        *value = strtod (text, &end);
+    if (end == NULL || end == text || *end != '\0')
+        return gq_fail (error, GQ_MALFORMED, "__metadata__ has no number \"%s\"", key);
+    return GQ_OK;
+}
+
+/* The step being aggregated. */
+static gq_status
+restore_held (const gq_safetensors *file, gq_core *core, uint64_t held, gq_error *error)
+{
+    if (held == 0)
+        return GQ_OK;
+    if (core->sum == NULL || held >= core->config.aggregate)
+        return gq_fail (error, GQ_MALFORMED, "it holds a step that its settings do not allow");
+    core->held = (uint32_t)held;
+    return gather (file, &core->layout, GQ_HELD_NAME ".", core->sum, error);
+}
+
+static gq_status
+restore_progress (const gq_safetensors *file, gq_core *core, gq_checkpoint_place *place,
+                  gq_error *error)
+{
+    const char *text = gq_safetensors_meta (file, "ledger");
+    uint64_t chain = 0;
+    uint64_t held = 0;
+    gq_status status = meta_number (file, "lsn", &place->lsn, error);
+    if (status == GQ_OK)
+        status = meta_number (file, "chain", &chain, error);
+    if (status == GQ_OK)
+        status = meta_number (file, "held", &held, error);
+    if (status == GQ_OK)
+        status = meta_double (file, "held_weight", &core->held_weight, error);
+    if (status == GQ_OK)
+        status = meta_double (file, "staleness_sum", &core->staleness_sum, error);
+    if (status == GQ_OK)
+        status = meta_number (file, "staleness_count", &core->staleness_count, error);
+    if (status != GQ_OK)
+        return status;
+    place->chain = (uint32_t)chain;
+    json_t *ledger = text == NULL ? NULL : json_loads (text, 0, NULL);
+    status = gq_ledger_from_json (&core->ledger, ledger);
+    json_decref (ledger);
+    if (status != GQ_OK)
+        return gq_fail (error, status, "__metadata__ has no sound \"ledger\"");
+    return restore_held (file, core, held, error);
+}
+
+/* A verified file into the core. */
+static gq_status
+load_file (gq_core *core, const gq_safetensors *file, gq_checkpoint_place *place, gq_error *error)
 {
     uint64_t version = 0;
     uint64_t applied = 0;
     gq_layout layout = {0};
-    gq_status status = verify (file, error);
-    if (status == GQ_OK)
-        status = meta_number (file, "version", &version, error);
+    gq_status status = meta_number (file, "version", &version, error);
     if (status == GQ_OK)
         status = meta_number (file, "applied", &applied, error);
     if (status == GQ_OK)
@@ -191,20 +243,17 @@ resume_file (gq_core *core, const gq_safetensors *file, gq_error *error)
     if (status == GQ_OK)
         status = install (core, file, &layout, version, applied, error);
     gq_layout_clear (&layout);
-    if (status != GQ_OK)
-        return status;
-    if (!restore_rule (file, core)) {
-        if (gq_rule_reset (core->rule, core->layout.element_count) != GQ_OK)
-            return gq_fail (error, GQ_MEMORY, "out of memory");
-        const char *name = gq_safetensors_meta (file, "optimizer");
-        gq_log (GQ_LOG_WARNING, "another rule takes over the weights; its slots start anew", "from",
-                "s", name == NULL ? "?" : name, "to", "s", gq_rule_plugin (core->rule)->name, NULL);
-    }
-    return GQ_OK;
+    if (status == GQ_OK && !restore_rule (file, core))
+        status = gq_fail (error, GQ_MALFORMED,
+                          "rule %s no longer has the slots and scalars that the checkpoint holds",
+                          gq_rule_plugin (core->rule)->name);
+    return status == GQ_OK ? restore_progress (file, core, place, error) : status;
 }
 
 gq_status
-gq_checkpoint_resume (gq_core *core, const char *directory, gq_error *error)
+gq_checkpoint_load (gq_core *core, const char *directory, uint64_t version_max,
+                    gq_checkpoint_prepare *prepare, void *context, gq_checkpoint_place *place,
+                    gq_error *error)
 {
     uint64_t *versions;
     size_t count = gq_checkpoint_list (directory, &versions);
@@ -212,18 +261,22 @@ gq_checkpoint_resume (gq_core *core, const char *directory, gq_error *error)
     for (size_t i = 0; i < count; i++) {
         char path[PATH_MAX];
         gq_safetensors *file = NULL;
-        if (!gq_checkpoint_path (path, directory, versions[i]))
+        if (versions[i] > version_max || !gq_checkpoint_path (path, directory, versions[i]))
             continue;
         status = gq_safetensors_read (&file, path, error);
         if (status == GQ_OK)
-            status = resume_file (core, file, error);
-        gq_safetensors_free (&file);
+            status = verify (file, error);
         if (status == GQ_OK) {
-            gq_log (GQ_LOG_INFO, "resumed", "path", "s", path, "version", "u", core->version, NULL);
+            /* Sound bytes: what fails from here on would fail with an older one too. */
+            status = prepare (context, core, gq_safetensors_meta (file, "life"), error);
+            if (status == GQ_OK)
+                status = load_file (core, file, place, error);
+            gq_safetensors_free (&file);
             break;
         }
+        gq_safetensors_free (&file);
         gq_log (GQ_LOG_ERROR, "checkpoint is damaged; trying the one before it", "path", "s", path,
-                "message", "s", error != NULL ? error->text : "", NULL);
+                "message", "s", error->text, NULL);
         if (status == GQ_MEMORY)
             break;
         status = gq_fail (error, GQ_MALFORMED,

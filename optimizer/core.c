@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crash.h"
 #include "frame.h"
 
 void
@@ -40,23 +41,31 @@ has_tensor (const gq_layout *layout, const char *name)
     return false;
 }
 
-gq_status
-gq_core_check_layout (const gq_core *core, const gq_layout *layout, gq_error *error)
+/* Is a parameter called as a checkpoint would call the `prefix` of another one? */
+static gq_status
+check_prefix (const gq_layout *layout, const char *prefix, gq_error *error)
 {
-    const gq_optimizer *plugin = gq_rule_plugin (core->rule);
-    for (size_t k = 0; plugin->slots[k] != NULL; k++) {
-        size_t length = strlen (plugin->slots[k]);
-        for (size_t i = 0; i < layout->tensor_count; i++) {
-            const char *name = layout->tensors[i].name;
-            if (strncmp (name, plugin->slots[k], length) == 0 && name[length] == '.' &&
-                has_tensor (layout, name + length + 1))
-                return gq_fail (error, GQ_INVALID,
-                                "a parameter is called %s, which is what a checkpoint calls the "
-                                "%s of %s; rename one of the two parameters",
-                                name, plugin->slots[k], name + length + 1);
-        }
+    size_t length = strlen (prefix);
+    for (size_t i = 0; i < layout->tensor_count; i++) {
+        const char *name = layout->tensors[i].name;
+        if (strncmp (name, prefix, length) == 0 && name[length] == '.' &&
+            has_tensor (layout, name + length + 1))
+            return gq_fail (error, GQ_INVALID,
+                            "a parameter is called %s, which is what a checkpoint calls the %s of "
+                            "%s; rename one of the two parameters",
+                            name, prefix, name + length + 1);
     }
     return GQ_OK;
+}
+
+gq_status
+gq_core_check_layout (const gq_rule *rule, const gq_layout *layout, gq_error *error)
+{
+    const gq_optimizer *plugin = gq_rule_plugin (rule);
+    gq_status status = check_prefix (layout, GQ_HELD_NAME, error);
+    for (size_t k = 0; plugin->slots[k] != NULL && status == GQ_OK; k++)
+        status = check_prefix (layout, plugin->slots[k], error);
+    return status;
 }
 
 gq_status
@@ -128,18 +137,11 @@ check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *fra
     return gq_all_finite (*vector, frame->count) ? GQ_OK : GQ_NONFINITE;
 }
 
-/*
- * Steps between the weights that the gradient was computed from and the current ones.  A gradient
- * of an earlier term comes from weights that a restart may have undone: count it from what both
- * terms have in common at the most.
- */
+/* Steps between the weights that the gradient was computed from and the current ones. */
 static uint64_t
 staleness_of (const gq_core *core, const gq_frame *frame)
 {
-    uint64_t from = frame->version;
-    if (frame->term != core->term && from > core->start_version)
-        from = core->start_version;
-    return from < core->version ? core->version - from : 0;
+    return frame->version < core->version ? core->version - frame->version : 0;
 }
 
 /* Factor of min(1, mean staleness / staleness), the mean over all gradients so far, this one
@@ -173,15 +175,10 @@ accumulate (float *restrict sum, const float *restrict gradient, uint64_t count,
             sum[i] += weight * gradient[i];
 }
 
-/* Add to the step being aggregated; make it when it is complete. */
+/* Make the step being aggregated, if it is complete. */
 static gq_outcome
-aggregate (gq_core *core, const gq_frame *frame, const float *gradient, double factor)
+finish_step (gq_core *core)
 {
-    double weight = core->config.weigh_samples ? (double)frame->samples : 1.0;
-    accumulate (core->sum, gradient, frame->count, (float)(weight * factor), core->held == 0);
-    core->held_weight = core->held == 0 ? weight : core->held_weight + weight;
-    core->held++;
-    gq_ledger_hold (&core->ledger, frame->actor);
     if (core->held < core->config.aggregate)
         return GQ_OUTCOME_HELD;
     step (core, core->sum, (float)(1.0 / core->held_weight));
@@ -191,9 +188,23 @@ aggregate (gq_core *core, const gq_frame *frame, const float *gradient, double f
     return GQ_OUTCOME_STEPPED;
 }
 
+/* Add to the step being aggregated; make it when it is complete. */
 static gq_outcome
-apply (gq_core *core, const gq_frame *frame, const float *gradient, uint64_t staleness)
+aggregate (gq_core *core, const gq_frame *frame, const float *gradient, double factor)
 {
+    double weight = core->config.weigh_samples ? (double)frame->samples : 1.0;
+    accumulate (core->sum, gradient, frame->count, (float)(weight * factor), core->held == 0);
+    core->held_weight = core->held == 0 ? weight : core->held_weight + weight;
+    core->held++;
+    gq_ledger_hold (&core->ledger, frame->actor);
+    return finish_step (core);
+}
+
+static gq_outcome
+apply (gq_core *core, const gq_frame *frame, const float *gradient)
+{
+    uint64_t staleness = staleness_of (core, frame);
+    gq_ledger_enter (&core->ledger, frame->actor, frame->sequence);
     gq_histogram_add (&core->staleness, staleness);
     core->staleness_sum += (double)staleness;
     core->staleness_count++;
@@ -206,27 +217,62 @@ apply (gq_core *core, const gq_frame *frame, const float *gradient, uint64_t sta
     return GQ_OUTCOME_STEPPED;
 }
 
+/* Why a vector that came is not to be applied; GQ_OK: it is. */
+static gq_status
+judge (gq_core *core, const void *bytes, size_t size, const gq_frame *frame, const float **vector)
+{
+    gq_status status = check_vector (core, bytes, size, frame, vector);
+    if (status == GQ_OK && !core->has_weights)
+        status = GQ_LAYOUT;
+    if (status == GQ_OK && !core->config.damp &&
+        staleness_of (core, frame) > core->config.max_staleness)
+        status = GQ_STALE;
+    return status;
+}
+
+static void
+refuse (gq_core *core, const gq_frame *frame, gq_status reason)
+{
+    core->rejected_by[reason]++;
+    gq_ledger_enter (&core->ledger, frame->actor, frame->sequence);
+    gq_ledger_refuse (&core->ledger, frame->actor, frame->sequence, reason);
+}
+
+/* A refusal is journaled too: without it the gradient would come again for ever. */
+static gq_status
+record_decision (gq_core *core, const void *bytes, size_t size, gq_status reason)
+{
+    uint32_t words[2] = {(uint32_t)reason, 0};
+    const struct iovec accepted[] = {{.iov_base = (void *)(uintptr_t)bytes, .iov_len = size}};
+    const struct iovec refused[] = {
+        {.iov_base = words, .iov_len = sizeof words},
+        {.iov_base = (void *)(uintptr_t)bytes, .iov_len = GQ_FRAME_HEADER_BYTES}};
+    if (core->journal == NULL)
+        return GQ_OK;
+    return reason == GQ_OK ? gq_journal_append (core->journal, GQ_RECORD_GRADIENT, accepted, 1)
+                           : gq_journal_append (core->journal, GQ_RECORD_REFUSAL, refused, 2);
+}
+
 static gq_outcome
 take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
                gq_status *reason)
 {
-    gq_status status = gq_ledger_enter (&core->ledger, frame->actor, frame->epoch, frame->sequence);
-    if (status != GQ_OK) {
-        *reason = status;
+    const float *vector = NULL;
+    *reason = gq_ledger_judge (&core->ledger, frame->actor, frame->epoch, frame->sequence);
+    if (*reason != GQ_OK) {
+        gq_ledger_discard (&core->ledger, frame->actor, *reason);
+        core->malformed += *reason == GQ_MALFORMED ? 1 : 0;
         return GQ_OUTCOME_IGNORED;
     }
-    const float *vector = NULL;
-    uint64_t staleness = staleness_of (core, frame);
-    status = check_vector (core, bytes, size, frame, &vector);
-    if (status == GQ_OK && !core->config.damp && staleness > core->config.max_staleness)
-        status = GQ_STALE;
-    if (status == GQ_OK && !core->has_weights)
-        status = GQ_LAYOUT;
-    if (status == GQ_OK)
-        return apply (core, frame, vector, staleness);
-    *reason = status;
-    core->rejected_by[status]++;
-    gq_ledger_refuse (&core->ledger, frame->actor, frame->sequence, status);
+    gq_status decision = judge (core, bytes, size, frame, &vector);
+    *reason = record_decision (core, bytes, size, decision);
+    if (*reason != GQ_OK)
+        return GQ_OUTCOME_BLOCKED;
+    gq_crash_point ("before-apply");
+    *reason = decision;
+    if (decision == GQ_OK)
+        return apply (core, frame, vector);
+    refuse (core, frame, decision);
     return GQ_OUTCOME_REFUSED;
 }
 
@@ -258,4 +304,123 @@ gq_core_take (gq_core *core, const void *bytes, size_t size, gq_frame *frame, gq
     if (*reason == GQ_OK)
         *reason = GQ_MALFORMED;
     return GQ_OUTCOME_IGNORED;
+}
+
+gq_status
+gq_core_grant (gq_core *core, uint32_t actor, uint32_t epoch, const uint8_t nonce[GQ_NONCE_BYTES])
+{
+    uint32_t words[2] = {actor, epoch};
+    const struct iovec parts[] = {
+        {.iov_base = words, .iov_len = sizeof words},
+        {.iov_base = (void *)(uintptr_t)nonce, .iov_len = GQ_NONCE_BYTES}};
+    gq_status status = core->journal == NULL
+                           ? GQ_OK
+                           : gq_journal_append (core->journal, GQ_RECORD_GRANT, parts, 2);
+    if (status == GQ_OK)
+        gq_ledger_grant (&core->ledger, actor, epoch, nonce);
+    return status;
+}
+
+static gq_status
+misfit (const gq_record *record, const char *what, gq_error *error)
+{
+    return gq_fail (
+        error, GQ_MALFORMED, "journal: record %llu (%s, offset %llu) does not fit the state: %s",
+        (unsigned long long)record->lsn, record->segment, (unsigned long long)record->offset, what);
+}
+
+static gq_status
+replay_grant (gq_core *core, const gq_record *record, gq_error *error)
+{
+    uint32_t words[2];
+    if (record->payload_bytes != sizeof words + GQ_NONCE_BYTES)
+        return misfit (record, "a grant has 24 bytes", error);
+    memcpy (words, record->payload, sizeof words);
+    if (words[0] >= GQ_ACTORS_MAX || words[1] == 0 ||
+        words[1] <= core->ledger.actors[words[0]].epoch)
+        return misfit (record, "its actor or epoch is impossible", error);
+    gq_ledger_grant (&core->ledger, words[0], words[1], record->payload + sizeof words);
+    return GQ_OK;
+}
+
+/* The frame (or, of a refusal, its header) is one that this state could have met. */
+static gq_status
+check_replayed (const gq_core *core, const gq_record *record, const gq_frame *frame,
+                gq_error *error)
+{
+    if (memcmp (frame->run, core->run, GQ_RUN_ID_BYTES) != 0)
+        return misfit (record, "it is of another run", error);
+    if (gq_ledger_judge (&core->ledger, frame->actor, frame->epoch, frame->sequence) != GQ_OK)
+        return misfit (record, "its gradient is not new", error);
+    return GQ_OK;
+}
+
+static gq_status
+replay_gradient (gq_core *core, const gq_record *record, gq_error *error)
+{
+    gq_frame frame;
+    const float *vector = NULL;
+    if (gq_frame_decode (record->payload, record->payload_bytes, &frame) != GQ_OK ||
+        frame.kind != GQ_KIND_GRADIENT)
+        return misfit (record, "it holds no gradient", error);
+    gq_status status = check_replayed (core, record, &frame, error);
+    if (status != GQ_OK)
+        return status;
+    if (!core->has_weights ||
+        check_vector (core, record->payload, record->payload_bytes, &frame, &vector) != GQ_OK)
+        return misfit (record, "the gradient could not have been accepted", error);
+    (void)apply (core, &frame, vector);
+    return GQ_OK;
+}
+
+static gq_status
+replay_refusal (gq_core *core, const gq_record *record, gq_error *error)
+{
+    gq_frame frame;
+    uint32_t words[2];
+    if (record->payload_bytes != sizeof words + GQ_FRAME_HEADER_BYTES)
+        return misfit (record, "a refusal has 136 bytes", error);
+    memcpy (words, record->payload, sizeof words);
+    if (words[0] == GQ_OK || words[0] >= GQ_STATUS_COUNT ||
+        gq_frame_decode_header (record->payload + sizeof words, &frame) != GQ_OK ||
+        frame.kind != GQ_KIND_GRADIENT)
+        return misfit (record, "its reason or header is wrong", error);
+    gq_status status = check_replayed (core, record, &frame, error);
+    if (status == GQ_OK)
+        refuse (core, &frame, (gq_status)words[0]);
+    return status;
+}
+
+gq_status
+gq_core_replay (gq_core *core, const gq_record *record, gq_error *error)
+{
+    switch (record->kind) {
+    case GQ_RECORD_GRANT:
+        return replay_grant (core, record, error);
+    case GQ_RECORD_GRADIENT:
+        return replay_gradient (core, record, error);
+    case GQ_RECORD_REFUSAL:
+        return replay_refusal (core, record, error);
+    default:
+        return misfit (record, "its kind is unknown", error);
+    }
+}
+
+gq_status
+gq_core_switch (gq_core *core, const gq_core_config *config, gq_rule *rule)
+{
+    uint64_t count = core->layout.element_count;
+    bool have = core->layout.tensor_count > 0;
+    if (have && config->aggregate > 1 && core->sum == NULL) {
+        core->sum = malloc (count * sizeof *core->sum);
+        if (core->sum == NULL)
+            return GQ_MEMORY;
+    }
+    if (have && rule != core->rule && gq_rule_take_over (rule, core->rule, count) != GQ_OK)
+        return GQ_MEMORY;
+    core->config = *config;
+    core->rule = rule;
+    if (core->held > 0)
+        (void)finish_step (core);
+    return GQ_OK;
 }

@@ -10,10 +10,14 @@
 
 #include "buffers.h"
 #include "gradq/protocol.h"
+#include "journal.h"
 #include "layout.h"
 #include "ledger.h"
 #include "plugin.h"
 #include "stats.h"
+
+/* What a checkpoint calls the sum of a step being aggregated: "held.<parameter>". */
+#define GQ_HELD_NAME "held"
 
 typedef struct gq_core_config {
     uint32_t aggregate;     /* gradients per step, >= 1 */
@@ -30,14 +34,16 @@ typedef struct gq_core {
     gq_layout layout;    /* tensor_count 0: none yet */
     gq_buffers *buffers; /* NULL: no layout yet */
     bool has_weights;
-    float *sum;     /* f32[count] of the step being aggregated; NULL when aggregate is 1 */
+    float *sum;     /* f32[count] of the step being aggregated; NULL until one is */
     float *aligned; /* f32[count] for payloads that lie unaligned */
 
     uint64_t version;       /* steps made in the run's whole life */
     uint64_t start_version; /* of this term */
-    uint64_t applied;       /* gradients in those steps */
-    uint32_t held;          /* gradients in `sum` */
-    double held_weight;     /* sum of their weights */
+    gq_journal *journal;    /* borrowed; NULL: nothing is journaled */
+    const char *life;   /* JSON of rule and settings in force (life.h), borrowed, for checkpoints */
+    uint64_t applied;   /* gradients in those steps */
+    uint32_t held;      /* gradients in `sum` */
+    double held_weight; /* sum of their weights */
 
     gq_ledger ledger;
     uint64_t rejected_by[GQ_STATUS_COUNT];
@@ -53,7 +59,8 @@ typedef enum gq_outcome {
     GQ_OUTCOME_HELD,    /* waits for the rest of its step */
     GQ_OUTCOME_REFUSED, /* settled without being applied; an ack is owed */
     GQ_OUTCOME_IGNORED, /* not ours, or not new */
-    GQ_OUTCOME_STARTED  /* first weights: version 0 */
+    GQ_OUTCOME_STARTED, /* first weights: version 0 */
+    GQ_OUTCOME_BLOCKED  /* the journal could not take it: nothing changed, *reason says why */
 } gq_outcome;
 
 /* `rule` is borrowed and must outlive the core. */
@@ -62,10 +69,10 @@ void gq_core_init (gq_core *core, const gq_core_config *config, gq_rule *rule);
 void gq_core_clear (gq_core *core);
 
 /*
- * Can a run with this layout be kept?  A checkpoint calls a slot's part "<slot>.<parameter>".
- * GQ_OK; GQ_INVALID with *error: that is another parameter's name already.
+ * Can a run with this layout and rule be kept?  A checkpoint calls a slot's part
+ * "<slot>.<parameter>".  GQ_OK; GQ_INVALID with *error: that is another parameter's name already.
  */
-GQ_CHECK gq_status gq_core_check_layout (const gq_core *core, const gq_layout *layout,
+GQ_CHECK gq_status gq_core_check_layout (const gq_rule *rule, const gq_layout *layout,
                                          gq_error *error);
 
 /* Take over a layout (moved out of *layout) and allocate for it.  Once.  GQ_OK, GQ_MEMORY. */
@@ -75,11 +82,33 @@ GQ_CHECK gq_status gq_core_set_layout (gq_core *core, gq_layout *layout);
 void gq_core_set_weights (gq_core *core, const float *weights, uint64_t version, uint64_t applied);
 
 /*
- * One frame as it came.  *frame and *reason (why it was refused) are filled as far as known, for
- * the log.  Cost: CRC, finiteness, and one step of the rule.
+ * One frame as it came: decide, journal the decision, then act on it.  *frame and *reason (why it
+ * was refused) are filled as far as known, for the log.  Cost: CRC, finiteness, the record, and one
+ * step of the rule.
  */
 gq_outcome gq_core_take (gq_core *core, const void *bytes, size_t size, gq_frame *frame,
                          gq_status *reason);
+
+/*
+ * Grant an actor an epoch, journaled first.  GQ_OK; GQ_FULL, GQ_IO: nothing changed.
+ */
+GQ_CHECK gq_status gq_core_grant (gq_core *core, uint32_t actor, uint32_t epoch,
+                                  const uint8_t nonce[GQ_NONCE_BYTES]);
+
+/*
+ * Do again what a record of the journal says: GRANT, GRADIENT or REFUSAL.  Decisions are taken from
+ * the record, never made anew.  GQ_OK; GQ_MALFORMED with *error: it does not fit the state.
+ */
+GQ_CHECK gq_status gq_core_replay (gq_core *core, const gq_record *record, gq_error *error);
+
+/*
+ * Go on with another rule and settings: weights and version stay; slots, scalars and steps move
+ * over when both are of the same plug-in, and start anew otherwise.  The old rule stays its
+ * owner's.  A step being aggregated is made at once if it is complete under the new settings.
+ *
+ * gq_core_check_layout allowed the rule.  GQ_OK; GQ_MEMORY, and nothing changed.
+ */
+GQ_CHECK gq_status gq_core_switch (gq_core *core, const gq_core_config *config, gq_rule *rule);
 
 uint64_t gq_core_rejected (const gq_core *core); /* sum over reasons */
 

@@ -71,7 +71,7 @@ settle_layout (gq_core *core, const json_t *request, bool *retry, gq_error *erro
                           "the run has no weights yet, and this actor brings "
                           "a layout without any");
     } else if (!have) {
-        status = gq_core_check_layout (core, &layout, error);
+        status = gq_core_check_layout (core->rule, &layout, error);
         if (status == GQ_OK && gq_core_set_layout (core, &layout) != GQ_OK)
             status = gq_fail (error, GQ_MEMORY, "the optimizer has no memory for %llu parameters",
                               (unsigned long long)layout.element_count);
@@ -158,8 +158,15 @@ hello (gq_core *core, gq_identity *identity, const json_t *request)
         status = gq_identity_reserve (identity, &error);
     if (status != GQ_OK)
         return refuse (request, status, retry, error.text);
-    if (gq_ledger_hello (&core->ledger, &actor, nonce, &identity->next_epoch, &epoch) != GQ_OK)
+    if (gq_ledger_find (&core->ledger, &actor, nonce, &epoch) != GQ_OK)
         return refuse (request, GQ_FULL, false, "all 4096 actor ids of this run are taken");
+    if (epoch == 0) {
+        /* Journaled before it is granted: no later life may grant it again. */
+        epoch = identity->next_epoch;
+        if (gq_core_grant (core, actor, epoch, nonce) != GQ_OK)
+            return refuse (request, GQ_IO, true, "the optimizer cannot write its journal now");
+        identity->next_epoch++;
+    }
     gq_log (GQ_LOG_INFO, "hello", "actor", "u", (uint64_t)actor, "epoch", "u", (uint64_t)epoch,
             NULL);
     return grant (core, actor, epoch);
@@ -223,7 +230,7 @@ gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogra
                    {"rejected", gq_core_rejected (core)},
                    {"duplicates", core->ledger.duplicates},
                    {"outdated", core->ledger.outdated},
-                   {"lost", core->ledger.lost},
+                   {"lsn", core->journal != NULL ? core->journal->lsn : 0},
                    {"malformed", core->malformed},
                    {"held", core->held},
                    {"parameters", core->layout.element_count},

@@ -78,15 +78,38 @@ load (gq_identity *identity, gq_error *error)
     return status;
 }
 
-gq_status
-gq_identity_open (gq_identity *identity, const char *directory, gq_error *error)
+static gq_status
+find (gq_identity *identity, const char *directory, gq_error *error)
 {
     memset (identity, 0, sizeof *identity);
     int length = snprintf (identity->path, sizeof identity->path, "%s/identity.json", directory);
-    if (length < 0 || (size_t)length >= sizeof identity->path)
-        return gq_fail (error, GQ_INVALID, "the run directory's name is too long");
+    return length > 0 && (size_t)length < sizeof identity->path
+               ? GQ_OK
+               : gq_fail (error, GQ_INVALID, "the run directory's name is too long");
+}
+
+gq_status
+gq_identity_read (uint8_t run[GQ_RUN_ID_BYTES], const char *directory, gq_error *error)
+{
+    gq_identity identity;
+    gq_status status = find (&identity, directory, error);
+    if (status == GQ_OK && access (identity.path, F_OK) != 0)
+        status = gq_fail (error, GQ_NOTFOUND, "%s does not exist; is this a run directory?",
+                          identity.path);
+    if (status == GQ_OK)
+        status = load (&identity, error);
+    memcpy (run, identity.run, GQ_RUN_ID_BYTES);
+    return status;
+}
+
+gq_status
+gq_identity_open (gq_identity *identity, const char *directory, gq_error *error)
+{
+    gq_status status = find (identity, directory, error);
+    if (status != GQ_OK)
+        return status;
     if (access (identity->path, F_OK) == 0) {
-        gq_status status = load (identity, error);
+        status = load (identity, error);
         if (status != GQ_OK)
             return status;
     } else {

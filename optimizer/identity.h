@@ -24,6 +24,10 @@ typedef struct gq_identity {
  */
 GQ_CHECK gq_status gq_identity_open (gq_identity *identity, const char *directory, gq_error *error);
 
+/* Only the run's id, from DIR/identity.json.  GQ_OK; GQ_NOTFOUND, GQ_MALFORMED with *error. */
+GQ_CHECK gq_status gq_identity_read (uint8_t run[GQ_RUN_ID_BYTES], const char *directory,
+                                     gq_error *error);
+
 /* Call before granting next_epoch: makes sure that the file covers it.  GQ_OK, GQ_IO. */
 GQ_CHECK gq_status gq_identity_reserve (gq_identity *identity, gq_error *error);
 

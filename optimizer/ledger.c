@@ -1,27 +1,38 @@
 /*
- * Ledger.  One PUSH, one queue and one PULL keep an actor's gradients in order, so a number that is
- * skipped was lost with a process that held it; a lower one than seen is a duplicate.
+ * Ledger.
  */
 #include "ledger.h"
 
 #include <assert.h>
 #include <string.h>
 
+#define MAP_BITS 64
+
+bool
+gq_sequences_has (const gq_sequences *set, uint64_t sequence)
+{
+    if (sequence <= set->cumulative)
+        return true;
+    uint64_t bit = sequence - set->cumulative - 1;
+    return bit < MAP_BITS && (set->beyond >> bit & 1) != 0;
+}
+
+void
+gq_sequences_add (gq_sequences *set, uint64_t sequence)
+{
+    assert (sequence > set->cumulative && sequence - set->cumulative <= MAP_BITS);
+    set->beyond |= (uint64_t)1 << (sequence - set->cumulative - 1);
+    while (set->beyond & 1) {
+        set->beyond >>= 1;
+        set->cumulative++;
+    }
+}
+
 static gq_ledger_entry *
 entry_of (gq_ledger *ledger, uint32_t actor)
 {
     assert (actor < GQ_ACTORS_MAX);
     return &ledger->actors[actor];
-}
-
-static void
-start_epoch (gq_ledger *ledger, uint32_t actor, uint32_t epoch, uint64_t received)
-{
-    gq_ledger_entry *entry = entry_of (ledger, actor);
-    *entry =
-        (gq_ledger_entry){.known = true, .epoch = epoch, .received = received, .settled = received};
-    if (ledger->actor_count <= actor)
-        ledger->actor_count = actor + 1;
 }
 
 /* An id that this nonce has, or the lowest that nobody ever had; GQ_ACTORS_MAX: none left. */
@@ -40,48 +51,71 @@ free_id (const gq_ledger *ledger, const uint8_t nonce[GQ_NONCE_BYTES])
 }
 
 gq_status
-gq_ledger_hello (gq_ledger *ledger, uint32_t *actor, const uint8_t nonce[GQ_NONCE_BYTES],
-                 uint32_t *next_epoch, uint32_t *epoch)
+gq_ledger_find (const gq_ledger *ledger, uint32_t *actor, const uint8_t nonce[GQ_NONCE_BYTES],
+                uint32_t *epoch)
 {
     uint32_t id = *actor == GQ_ACTORS_MAX ? free_id (ledger, nonce) : *actor;
     if (id >= GQ_ACTORS_MAX)
         return GQ_FULL;
-    gq_ledger_entry *entry = entry_of (ledger, id);
-    if (!entry->known || memcmp (entry->nonce, nonce, GQ_NONCE_BYTES) != 0) {
-        start_epoch (ledger, id, (*next_epoch)++, 0);
-        memcpy (entry->nonce, nonce, GQ_NONCE_BYTES);
-    }
+    const gq_ledger_entry *entry = &ledger->actors[id];
+    bool same = entry->known && memcmp (entry->nonce, nonce, GQ_NONCE_BYTES) == 0;
     *actor = id;
-    *epoch = entry->epoch;
+    *epoch = same ? entry->epoch : 0;
     return GQ_OK;
 }
 
-gq_status
-gq_ledger_enter (gq_ledger *ledger, uint32_t actor, uint32_t epoch, uint64_t sequence)
+void
+gq_ledger_grant (gq_ledger *ledger, uint32_t actor, uint32_t epoch,
+                 const uint8_t nonce[GQ_NONCE_BYTES])
 {
     gq_ledger_entry *entry = entry_of (ledger, actor);
-    if (entry->known && epoch < entry->epoch) {
-        ledger->outdated++;
-        return GQ_REFUSED;
-    }
-    /* Granted by an earlier life of this process, whose memory of it is gone: go on from here. */
+    /* What waits for its step stays in it; nobody is left to be told. */
+    *entry = (gq_ledger_entry){.known = true, .epoch = epoch};
+    memcpy (entry->nonce, nonce, GQ_NONCE_BYTES);
+    if (ledger->actor_count <= actor)
+        ledger->actor_count = actor + 1;
+}
+
+gq_status
+gq_ledger_judge (const gq_ledger *ledger, uint32_t actor, uint32_t epoch, uint64_t sequence)
+{
+    assert (actor < GQ_ACTORS_MAX);
+    const gq_ledger_entry *entry = &ledger->actors[actor];
     if (!entry->known || epoch > entry->epoch)
-        start_epoch (ledger, actor, epoch, sequence - 1);
-    if (sequence <= entry->received) {
-        ledger->duplicates++;
-        entry->owed = true;
+        return GQ_MALFORMED;
+    if (epoch < entry->epoch)
+        return GQ_REFUSED;
+    if (gq_sequences_has (&entry->received, sequence))
         return GQ_AGAIN;
+    return sequence - entry->received.cumulative <= MAP_BITS ? GQ_OK : GQ_MALFORMED;
+}
+
+void
+gq_ledger_discard (gq_ledger *ledger, uint32_t actor, gq_status judgement)
+{
+    if (judgement == GQ_AGAIN) {
+        ledger->duplicates++;
+        entry_of (ledger, actor)->owed = true;
+    } else if (judgement == GQ_REFUSED) {
+        ledger->outdated++;
+        /* The acknowledgement names the new epoch: so the older life learns that it ended. */
+        entry_of (ledger, actor)->owed = true;
     }
-    ledger->lost += sequence - entry->received - 1;
-    entry->received = sequence;
-    return GQ_OK;
+}
+
+void
+gq_ledger_enter (gq_ledger *ledger, uint32_t actor, uint64_t sequence)
+{
+    gq_ledger_entry *entry = entry_of (ledger, actor);
+    assert (!gq_sequences_has (&entry->received, sequence));
+    gq_sequences_add (&entry->received, sequence);
 }
 
 void
 gq_ledger_settle (gq_ledger *ledger, uint32_t actor)
 {
     gq_ledger_entry *entry = entry_of (ledger, actor);
-    /* Cumulative: what waits for its step holds back all that came after it. */
+    /* What waits for its step holds back all that came after it: one set less to keep. */
     if (entry->pending == 0)
         entry->settled = entry->received;
     entry->owed = true;
@@ -118,7 +152,8 @@ gq_ledger_ack (const gq_ledger *ledger, uint32_t actor)
 {
     assert (actor < GQ_ACTORS_MAX);
     const gq_ledger_entry *entry = &ledger->actors[actor];
-    return (gq_ack){.cumulative = entry->settled,
+    return (gq_ack){.cumulative = entry->settled.cumulative,
+                    .beyond = entry->settled.beyond,
                     .refused = entry->refused,
                     .refused_sequence = entry->refused_sequence,
                     .refused_reason = (uint32_t)entry->refused_reason};

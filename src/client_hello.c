@@ -242,6 +242,7 @@ gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error)
 void
 gq_client_tell (gq_client *client, const char *op)
 {
+    const gq_client_counts counts = gq_client_count (client);
     json_t *metrics = json_object ();
     for (size_t i = 0; i < client->metric_count; i++)
         json_object_set_new (metrics, client->metrics[i].name,
@@ -249,8 +250,8 @@ gq_client_tell (gq_client *client, const char *op)
     json_t *request = json_pack (
         "{s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:o}", "op", op, "role", "actor", "run",
         client->run_text, "actor", (int)client->actor, "epoch", (json_int_t)client->epoch, "pushed",
-        (json_int_t)client->sequence, "acknowledged", (json_int_t)client->acknowledged, "refused",
-        (json_int_t)client->refused, "lost", (json_int_t)client->lost, "metrics", metrics);
+        (json_int_t)counts.pushed, "acknowledged", (json_int_t)counts.acknowledged, "refused",
+        (json_int_t)counts.refused, "resent", (json_int_t)counts.resent, "metrics", metrics);
     char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
     json_decref (request);
     if (text != NULL)

@@ -10,6 +10,7 @@
 #include "gradq/protocol.h"
 #include "lane.h"
 #include "layout.h"
+#include "window.h"
 
 /* Waiting is cut into slices so that `interrupted` is asked often. */
 #define GQ_SLICE_MS 100
@@ -47,20 +48,17 @@ struct gq_client {
     uint32_t given_term;    /* of the weights that the caller took last: */
     uint64_t given_version; /* what the next gradient was computed from */
 
-    /* gradients on the way */
-    uint64_t sequence;     /* last one sent */
-    uint64_t acknowledged; /* settled up to here */
-    uint64_t given_up;     /* not waited for up to here */
-    uint64_t ack_version;  /* weights that the last ack came with */
+    /* gradients on the way: their numbers and times, and their bytes to send again */
+    gq_window window;
+    zmq_msg_t sent[GQ_WINDOW_MAX]; /* [slot] of the window */
+    uint64_t ack_version;          /* weights that the last ack came with */
     uint32_t ack_term;
-    uint64_t sent_ns[GQ_WINDOW_MAX]; /* of sequence s at [s % GQ_WINDOW_MAX] */
     uint64_t refused;
-    uint64_t lost;
     gq_status refused_reason;
+    bool fenced; /* another process has taken this actor's id over */
 
     /* liveness; monotonic nanoseconds */
-    uint64_t heard_ns;    /* last frame from the optimizer */
-    uint64_t patience_ns; /* nothing sent is counted as late from before this */
+    uint64_t heard_ns; /* last frame from the optimizer */
     uint64_t reported_ns;
     uint64_t foreign_ns; /* last weights of another run at this address, 0: none */
 

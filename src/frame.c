@@ -95,12 +95,12 @@ clean_registers (void)
 #endif
 
 uint32_t
-gq_crc32c (const void *bytes, size_t size)
+gq_crc32c_more (uint32_t crc, const void *bytes, size_t size)
 {
     /* ISA-L takes an int and does neither of the two inversions itself. */
     const size_t chunk_max = (size_t)1 << 30;
     unsigned char *at = (unsigned char *)(uintptr_t)bytes; /* ISA-L lacks the const */
-    uint32_t crc = 0xffffffffu;
+    crc = ~crc;
     while (size > 0) {
         size_t chunk = size < chunk_max ? size : chunk_max;
         crc = crc32_iscsi (at, (int)chunk, crc);
@@ -109,6 +109,12 @@ gq_crc32c (const void *bytes, size_t size)
     }
     CLEAN_REGISTERS ();
     return ~crc;
+}
+
+uint32_t
+gq_crc32c (const void *bytes, size_t size)
+{
+    return gq_crc32c_more (0, bytes, size);
 }
 
 void
@@ -180,11 +186,10 @@ consistent (const gq_frame *frame)
 }
 
 gq_status
-gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
+gq_frame_decode_header (const void *header, gq_frame *frame)
 {
-    const uint8_t *at = bytes;
-    if (size < GQ_FRAME_HEADER_BYTES || get32 (at + AT_MAGIC) != GQ_FRAME_MAGIC ||
-        get16 (at + AT_PROTOCOL) != GQ_PROTOCOL_VERSION)
+    const uint8_t *at = header;
+    if (get32 (at + AT_MAGIC) != GQ_FRAME_MAGIC || get16 (at + AT_PROTOCOL) != GQ_PROTOCOL_VERSION)
         return GQ_MALFORMED;
     if (get32 (at + AT_HEADER_CRC) != gq_crc32c (at, AT_HEADER_CRC))
         return GQ_CHECKSUM;
@@ -193,10 +198,24 @@ gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
         return GQ_MALFORMED;
     gq_frame read;
     read_fields (at, &read);
-    if (!consistent (&read) || read.payload_bytes != size - GQ_FRAME_HEADER_BYTES)
+    if (!consistent (&read))
         return GQ_MALFORMED;
     *frame = read;
     return GQ_OK;
+}
+
+gq_status
+gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
+{
+    gq_frame read;
+    if (size < GQ_FRAME_HEADER_BYTES)
+        return GQ_MALFORMED;
+    gq_status status = gq_frame_decode_header (bytes, &read);
+    if (status == GQ_OK && read.payload_bytes != size - GQ_FRAME_HEADER_BYTES)
+        status = GQ_MALFORMED;
+    if (status == GQ_OK)
+        *frame = read;
+    return status;
 }
 
 gq_status

@@ -13,6 +13,9 @@
 /* CRC32C (Castagnoli, reflected, as iSCSI and RFC 3720 appendix B.4 give it) of bytes[size]. */
 uint32_t gq_crc32c (const void *bytes, size_t size);
 
+/* The CRC of what `crc` covers followed by bytes[size]. */
+uint32_t gq_crc32c_more (uint32_t crc, const void *bytes, size_t size);
+
 /*
  * Write the header for *frame and payload[frame->payload_bytes] into header[GQ_FRAME_HEADER_BYTES].
  * The payload is only read, for its CRC.  Cost: one pass over the payload.
@@ -27,6 +30,10 @@ void gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *heade
  * GQ_OK: *frame is filled.  GQ_MALFORMED, GQ_CHECKSUM: *frame is untouched.
  */
 GQ_CHECK gq_status gq_frame_decode (const void *bytes, size_t size, gq_frame *frame);
+
+/* The header alone, GQ_FRAME_HEADER_BYTES bytes whose payload was not kept: all the same checks but
+ * that of the message's size. */
+GQ_CHECK gq_status gq_frame_decode_header (const void *header, gq_frame *frame);
 
 /* Compare the payload's CRC with the header's.  `bytes` passed gq_frame_decode.  One pass. */
 GQ_CHECK gq_status gq_frame_check_payload (const void *bytes, size_t size);

@@ -8,6 +8,7 @@
 #define GQ_LANE_H
 
 #include <stdint.h>
+#include <zmq.h>
 
 #include "gradq/protocol.h"
 
@@ -23,8 +24,10 @@ typedef struct gq_lane_ops {
     float *(*reserve) (gq_lane *lane);
 
     /* Complete *frame (payload_bytes, lane), send it and the reserved buffer on `socket` without
-     * waiting.  GQ_OK: sent.  GQ_AGAIN: nothing changed.  GQ_INVALID: nothing reserved. */
-    gq_status (*send) (gq_lane *lane, void *socket, gq_frame *frame);
+     * waiting.  GQ_OK: sent, and *sent (may be NULL), not initialised before, is the message, to
+     * send again or to close; it shares the bytes with the one on its way.  GQ_AGAIN: nothing
+     * changed.  GQ_INVALID: nothing reserved. */
+    gq_status (*send) (gq_lane *lane, void *socket, gq_frame *frame, zmq_msg_t *sent);
 
     void (*close) (gq_lane **lane_p);
 } gq_lane_ops;

@@ -45,7 +45,7 @@ inline_reserve (gq_lane *base)
 }
 
 static gq_status
-inline_send (gq_lane *base, void *socket, gq_frame *frame)
+inline_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
 {
     inline_lane *lane = (inline_lane *)base;
     if (!lane->reserved)
@@ -53,9 +53,19 @@ inline_send (gq_lane *base, void *socket, gq_frame *frame)
     frame->lane = GQ_LANE_INLINE;
     frame->payload_bytes = base->count * sizeof (float);
     gq_frame_encode (frame, header_of (lane) + GQ_FRAME_HEADER_BYTES, header_of (lane));
-    if (zmq_msg_send (&lane->message, socket, ZMQ_DONTWAIT) < 0)
+    zmq_msg_t copy;
+    zmq_msg_init (&copy);
+    if (zmq_msg_copy (&copy, &lane->message) != 0 ||
+        zmq_msg_send (&lane->message, socket, ZMQ_DONTWAIT) < 0) {
+        zmq_msg_close (&copy);
         return GQ_AGAIN;
+    }
     lane->reserved = 0;
+    if (sent != NULL) {
+        zmq_msg_init (sent);
+        zmq_msg_move (sent, &copy);
+    }
+    zmq_msg_close (&copy);
     return GQ_OK;
 }
 

@@ -27,6 +27,8 @@ static const struct {
     {GQ_PROGRAM_TRY, "gradq-try",
      "Runs an update rule over a file of gradients, without a broker."},
     {GQ_PROGRAM_BENCH, "gradq-bench", "Measures the service beside the limits of this machine."},
+    {GQ_PROGRAM_REPLAY, "gradq-replay",
+     "Reproduces and verifies the versions of a run from its checkpoints and journal."},
 };
 #define PROGRAM_COUNT (sizeof programs / sizeof programs[0])
 

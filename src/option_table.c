@@ -11,6 +11,7 @@
 #define TOP       GQ_PROGRAM_TOP
 #define TRY       GQ_PROGRAM_TRY
 #define BENCH     GQ_PROGRAM_BENCH
+#define REPLAY    GQ_PROGRAM_REPLAY
 #define SERVICES  (BROKER | OPTIMIZER | ACTOR)
 #define NO_BOUND  UINT64_MAX
 
@@ -36,8 +37,8 @@ const gq_option_row gq_option_table[] = {
     /* update rule */
     TEXT ("optimizer", OPTIMIZER | TRY | BENCH, "adam", "NAME|FILE.so", "update rule: adam, adamw, rmsprop, adagrad, sgd, lion, or your plug-in"),
     LIST ("set", OPTIMIZER | TRY | BENCH, "KEY=VALUE", "hyperparameter of the rule or of the host (clip_norm, schedule, schedule_steps, warmup_steps)"),
-    TEXT ("plugins", OPTIMIZER | TRY | BENCH, NULL, "DIR", "where shipped plug-ins lie; default: the directory plugins beside the program"),
-    CHOICE ("cpu", OPTIMIZER | TRY | BENCH, "auto", "auto|sse2|avx2|avx512", "instruction set of the kernels; every choice gives the same bits"),
+    TEXT ("plugins", OPTIMIZER | TRY | BENCH | REPLAY, NULL, "DIR", "where shipped plug-ins lie; default: the directory plugins beside the program"),
+    CHOICE ("cpu", OPTIMIZER | TRY | BENCH | REPLAY, "auto", "auto|sse2|avx2|avx512", "instruction set of the kernels; every choice gives the same bits"),
 
     /* optimizer */
     COUNT ("aggregate", OPTIMIZER, "1", 1, GQ_AGGREGATE_MAX, "gradients", "apply the mean of this many gradients as one step"),
@@ -45,10 +46,13 @@ const gq_option_row gq_option_table[] = {
     COUNT ("max-staleness", OPTIMIZER, "inf", 0, NO_BOUND, "steps", "gradients computed from weights older than this are stale"),
     CHOICE ("staleness-policy", OPTIMIZER, "refuse", "refuse|damp", "refuse stale gradients, or damp: scale each by min(1, mean staleness / its staleness) and refuse none"),
     NUMBER ("publish-interval-ms", OPTIMIZER, "0", 0, 60000, "ms", "least time between two published versions; the newest always gets out in the end"),
-    TEXT ("run", OPTIMIZER | TOP, NULL, "DIR", "run directory: checkpoints, term and lock live here (gradq-top: take the address from it)"),
+    TEXT ("run", OPTIMIZER | TOP | REPLAY, NULL, "DIR", "run directory: checkpoints, term and lock live here (gradq-top: take the address from it)"),
     TEXT ("init", OPTIMIZER, NULL, "FILE", "safetensors file with the first weights; its tensors become the layout"),
     FLAG ("resume", OPTIMIZER, "go on from the newest checkpoint of the run directory, if there is one"),
     NUMBER ("checkpoint-interval-s", OPTIMIZER, "10", 0, 86400, "s", "time between checkpoints; 0: only at a clean stop and on SIGUSR1"),
+    CHOICE ("journal", OPTIMIZER, "recycle", "recycle|keep|off", "journal of every decision: delete segments that checkpoints cover, keep them all, or write none (a crash then goes back to the last checkpoint)"),
+    CHOICE ("fsync", OPTIMIZER, "never", "never|interval|always", "what the journal survives: the death of every process; also a loss of power but for the last moments; or that without exception"),
+    NUMBER ("fsync-interval-ms", OPTIMIZER, "100", 1, 60000, "ms", "time between two syncs of the journal with --fsync interval"),
     COUNT ("checkpoints-kept", OPTIMIZER, "2", 1, 1000, "files", "older checkpoints are deleted"),
 
     /* actor: service */
@@ -80,10 +84,15 @@ const gq_option_row gq_option_table[] = {
     FLAG ("greedy", ACTOR, "evaluate with the most probable action instead of sampling"),
     FLAG ("json", ACTOR | TOP | BENCH, "print JSON, one object a line"),
     TEXT ("in", ACTOR | TRY, NULL, "FILE", "safetensors file to read"),
-    TEXT ("out", ACTOR | TRY, NULL, "FILE", "safetensors file to write"),
+    TEXT ("out", ACTOR | TRY | REPLAY, NULL, "FILE", "safetensors file to write"),
 
     /* gradq-try */
     LIST ("at", TRY, "K", "write weights and slots after step K; default: after the last"),
+
+    /* gradq-replay */
+    COUNT ("until", REPLAY, "inf", 0, NO_BOUND, "VERSION", "reproduce this version; inf: the last one"),
+    FLAG ("verify", REPLAY, "replay from each retained checkpoint to the next and compare, bit for bit"),
+    FLAG ("cut", REPLAY, "when the journal is damaged, cut it behind its last good record"),
 
     /* gradq-top */
     FLAG ("once", TOP, "print one report and exit"),

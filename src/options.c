@@ -35,9 +35,9 @@ struct gq_options {
     source *sources;         /* [row count of the whole table] */
 };
 
-static const gq_program all_programs[] = {GQ_PROGRAM_BROKER, GQ_PROGRAM_OPTIMIZER,
-                                          GQ_PROGRAM_ACTOR,  GQ_PROGRAM_TOP,
-                                          GQ_PROGRAM_TRY,    GQ_PROGRAM_BENCH};
+static const gq_program all_programs[] = {GQ_PROGRAM_BROKER, GQ_PROGRAM_OPTIMIZER, GQ_PROGRAM_ACTOR,
+                                          GQ_PROGRAM_TOP,    GQ_PROGRAM_TRY,       GQ_PROGRAM_BENCH,
+                                          GQ_PROGRAM_REPLAY};
 #define PROGRAM_COUNT (sizeof all_programs / sizeof all_programs[0])
 
 static size_t

@@ -180,6 +180,38 @@ gq_rule_reset (gq_rule *rule, uint64_t n)
     return GQ_OK;
 }
 
+static bool
+same_names (const char *const *a, const char *const *b)
+{
+    size_t i = 0;
+    while (a[i] != NULL && b[i] != NULL && strcmp (a[i], b[i]) == 0)
+        i++;
+    return a[i] == NULL && b[i] == NULL;
+}
+
+gq_status
+gq_rule_take_over (gq_rule *rule, gq_rule *from, uint64_t n)
+{
+    const gq_optimizer *ours = rule->plugin;
+    const gq_optimizer *theirs = from->plugin;
+    if (from->n != n || strcmp (ours->name, theirs->name) != 0 ||
+        !same_names (ours->slots, theirs->slots) || !same_names (ours->scalars, theirs->scalars))
+        return gq_rule_reset (rule, n);
+    for (size_t i = 0; i < GQ_SLOTS_MAX; i++) {
+        free (rule->memory[i]);
+        rule->memory[i] = from->memory[i];
+        rule->slots[i] = from->slots[i];
+        from->memory[i] = NULL;
+        from->slots[i] = NULL;
+    }
+    memcpy (rule->scalars, from->scalars, sizeof rule->scalars);
+    rule->n = n;
+    rule->steps = from->steps;
+    rule->last_norm = from->last_norm;
+    from->n = 0;
+    return GQ_OK;
+}
+
 /* As torch.nn.utils.clip_grad_norm_: min (1, clip / (norm + 1e-6)); the 1e-6 is PyTorch's. */
 static float
 clipped_scale (gq_rule *rule, const float *gradient, float scale)

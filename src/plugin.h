@@ -39,6 +39,13 @@ void gq_rule_free (gq_rule **rule_p);
 GQ_CHECK gq_status gq_rule_reset (gq_rule *rule, uint64_t n);
 
 /*
+ * Continue where `from` is: move its slots, scalars and steps over when both are of the same
+ * plug-in (by name, slots and scalars), else reset for n elements.  `from` may be used no further
+ * but to free it.  GQ_OK, GQ_MEMORY.
+ */
+GQ_CHECK gq_status gq_rule_take_over (gq_rule *rule, gq_rule *from, uint64_t n);
+
+/*
  * One step: next = rule (weights, gradient * scale), n elements as reset.  Clips gradient * scale
  * to clip_norm, applies the schedule.  The gradient must be finite: the caller checked.
  * weights and next do not overlap.

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "crash.h"
+
 #define DATA_ALIGNMENT  64  /* a cache line: data of a mapped file can be used in place */
 #define TEMP_NAME_TRIES 100 /* leftovers of dead processes with our id; more is something else */
 
@@ -223,6 +225,7 @@ fill (int fd, const uint8_t *head, size_t head_bytes, const gq_tensor *tensors, 
     const int saved = errno;
     if (close (fd) != 0 && failed == 0)
         return -1;
+    gq_crash_point ("checkpointing"); /* the whole temp file is there, the name is the old file's */
     errno = saved;
     return failed;
 }

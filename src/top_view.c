@@ -182,7 +182,8 @@ draw_head (top_canvas *canvas, const gq_top_report *report)
     const json_t *uptime = json_object_get (report->stats, "uptime_ms");
     gq_top_duration (up, json_is_number (uptime) ? json_number_value (uptime) / 1e3 : NAN);
     safe_text (address, sizeof address, json_object_get (report->stats, "address"));
-    safe_text (run, sizeof run, json_object_get (report->stats, "run"));
+    safe_text (run, sizeof run,
+               json_object_get (json_object_get (report->stats, "optimizer"), "run"));
     line (canvas, "1", "gradq  %s  run %.8s  broker up %s", address, run, up);
 }
 
@@ -215,24 +216,23 @@ draw_rates (top_canvas *canvas, const gq_top_report *report)
 {
     char in[GQ_TOP_TEXT_BYTES], out[GQ_TOP_TEXT_BYTES], drained[GQ_TOP_TEXT_BYTES];
     char received[GQ_TOP_TEXT_BYTES], delivered[GQ_TOP_TEXT_BYTES];
-    char refused[GQ_TOP_TEXT_BYTES], malformed[GQ_TOP_TEXT_BYTES];
+    char refused[GQ_TOP_TEXT_BYTES];
     gq_top_quantity (in, report->in_per_s);
     gq_top_quantity (out, report->out_per_s);
     gq_top_duration (drained, report->drain_s);
     gq_top_quantity (received, report->received);
     gq_top_quantity (delivered, report->delivered);
     gq_top_quantity (refused, gq_top_number (report, "queue", "refused"));
-    gq_top_quantity (malformed, gq_top_number (report, "queue", "malformed"));
     line (canvas, NULL, "rates     in %s/s  out %s/s  drains in %s", in, out, drained);
-    line (canvas, NULL, "          received %s  delivered %s  refused %s  malformed %s", received,
-          delivered, refused, malformed);
+    line (canvas, NULL, "          received %s  delivered %s  refused %s", received, delivered,
+          refused);
 }
 
 static void
 draw_optimizer (top_canvas *canvas, const gq_top_report *report)
 {
     char name[64], state[32], version[GQ_TOP_TEXT_BYTES], applied[GQ_TOP_TEXT_BYTES];
-    char rejected[GQ_TOP_TEXT_BYTES], duplicates[GQ_TOP_TEXT_BYTES], lost[GQ_TOP_TEXT_BYTES];
+    char rejected[GQ_TOP_TEXT_BYTES], duplicates[GQ_TOP_TEXT_BYTES], resent[GQ_TOP_TEXT_BYTES];
     char p50[GQ_TOP_TEXT_BYTES], p99[GQ_TOP_TEXT_BYTES], apply[GQ_TOP_TEXT_BYTES];
     safe_text (name, sizeof name, field (report, "optimizer", "name"));
     safe_text (state, sizeof state, field (report, "optimizer", "state"));
@@ -240,15 +240,15 @@ draw_optimizer (top_canvas *canvas, const gq_top_report *report)
     gq_top_quantity (applied, gq_top_number (report, "optimizer", "applied"));
     gq_top_quantity (rejected, gq_top_number (report, "optimizer", "rejected"));
     gq_top_quantity (duplicates, gq_top_number (report, "optimizer", "duplicates"));
-    gq_top_quantity (lost, gq_top_number (report, "optimizer", "lost"));
+    gq_top_quantity (resent, gq_top_number (report, "optimizer", "lsn"));
     gq_top_quantity (p50, gq_top_number (report, "optimizer", "staleness_p50"));
     gq_top_quantity (p99, gq_top_number (report, "optimizer", "staleness_p99"));
     gq_top_duration (apply, gq_top_number (report, "optimizer", "apply_us_p50") / 1e6);
     bool alive = strcmp (state, "alive") == 0;
     line (canvas, alive ? NULL : "31", "optimizer %s %s  version %s  applied %s  rejected %s%s",
           name, state, version, applied, rejected, alive ? "" : "  <- not alive");
-    line (canvas, NULL, "          duplicates %s  lost %s  a step takes %s", duplicates, lost,
-          apply);
+    line (canvas, NULL, "          duplicates %s  journal at %s  a step takes %s", duplicates,
+          resent, apply);
     line (canvas, NULL, "staleness p50 %s  p99 %s steps", p50, p99);
 }
 
@@ -270,7 +270,7 @@ static void
 draw_actor (top_canvas *canvas, const json_t *actor)
 {
     char id[GQ_TOP_TEXT_BYTES], state[12], pushed[GQ_TOP_TEXT_BYTES];
-    char acknowledged[GQ_TOP_TEXT_BYTES], lost[GQ_TOP_TEXT_BYTES], seen[GQ_TOP_TEXT_BYTES];
+    char acknowledged[GQ_TOP_TEXT_BYTES], resent[GQ_TOP_TEXT_BYTES], seen[GQ_TOP_TEXT_BYTES];
     char returned[GQ_TOP_TEXT_BYTES];
     double mean = actor_number (actor, "return_mean");
     snprintf (id, sizeof id, isnan (actor_number (actor, "id")) ? "-" : "%.0f",
@@ -278,7 +278,7 @@ draw_actor (top_canvas *canvas, const json_t *actor)
     safe_text (state, sizeof state, json_object_get (actor, "state"));
     gq_top_quantity (pushed, actor_number (actor, "pushed"));
     gq_top_quantity (acknowledged, actor_number (actor, "acknowledged"));
-    gq_top_quantity (lost, actor_number (actor, "lost"));
+    gq_top_quantity (resent, actor_number (actor, "resent"));
     gq_top_duration (seen, actor_number (actor, "last_seen_ms") / 1e3);
     snprintf (returned, sizeof returned, isnan (mean) ? "-" : "%.4g", mean);
     bool silent = actor_is (actor, "silent");
@@ -287,7 +287,7 @@ draw_actor (top_canvas *canvas, const json_t *actor)
           : actor_is (actor, "gone") ? "2"
                                      : NULL,
           "%c %5s %-8s %9s %9s %7s %9s %10s", silent ? '!' : ' ', id, state, pushed, acknowledged,
-          lost, returned, seen);
+          resent, returned, seen);
 }
 
 static void
@@ -297,7 +297,7 @@ draw_actors (top_canvas *canvas, const gq_top_report *report)
     size_t count = json_array_size (actors), index, silent = 0, shown = 0;
     const json_t *actor;
     json_array_foreach (actors, index, actor) silent += actor_is (actor, "silent");
-    line (canvas, "1", "  actor state       pushed     acked    lost    return       seen%s",
+    line (canvas, "1", "  actor state       pushed     acked  resent    return       seen%s",
           silent > 0 ? "   ! silent" : "");
     bool all_fit = canvas->rows_left < 0 || count <= (size_t)canvas->rows_left;
     /* Silent ones first when not all fit: they are what one looks for. */

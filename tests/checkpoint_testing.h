@@ -96,11 +96,33 @@ write_kept (uint64_t kept, char *path)
                   error.text);
 }
 
+/* What a checkpoint is loaded for: a rule by its name and the writer's settings, which in a run the
+ * life says. */
+static inline gq_status
+prepare (void *context, gq_core *core, const char *life, gq_error *error)
+{
+    (void)life;
+    (void)error;
+    reader.rule = load (context, "auto", NO_SETS);
+    gq_core_init (core, &writer.core.config, reader.rule);
+    return GQ_OK;
+}
+
+/* The newest up to a version, into the reader. */
+static inline gq_status
+resume_until (const char *rule, uint64_t version_max, gq_checkpoint_place *place, gq_error *error)
+{
+    reader.rule = NULL;
+    gq_core_init (&reader.core, &plain, NULL);
+    return gq_checkpoint_load (&reader.core, directory, version_max, prepare,
+                               (void *)(uintptr_t)rule, place, error);
+}
+
 static inline gq_status
 resume (const char *rule, gq_error *error)
 {
-    machine_begin (&reader, rule);
-    return gq_checkpoint_resume (&reader.core, directory, error);
+    gq_checkpoint_place place;
+    return resume_until (rule, UINT64_MAX, &place, error);
 }
 
 static inline void

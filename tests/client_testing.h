@@ -46,6 +46,43 @@ weights (void)
     return result;
 }
 
+/* Take part in what arrives until `seen` says so, or fail. */
+#define AWAIT(seen)                                                                  \
+    do {                                                                             \
+        const uint64_t await_end = gq_now_ns () + FAKE_WAIT_MS * UINT64_C (1000000); \
+        while (!(seen)) {                                                            \
+            weights ();                                                              \
+            cr_assert (gq_now_ns () < await_end, "waited in vain for " #seen);       \
+        }                                                                            \
+    } while (0)
+
+/* Long enough for what was sent to arrive: nothing may come of it, so nothing says when it did. */
+static inline void
+let_arrive (void)
+{
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    cr_assert_neq (gq_client_wait (client, UINT64_MAX), GQ_OK);
+    client->config.timeout_ms = FAKE_WAIT_MS;
+}
+
+static inline gq_status
+push (float value)
+{
+    float gradient[FAKE_COUNT];
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        gradient[i] = value + (float)i;
+    return gq_client_push (client, gradient, 9);
+}
+
+static inline gq_status
+push_briefly (float value)
+{
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    const gq_status status = push (value);
+    client->config.timeout_ms = FAKE_WAIT_MS;
+    return status;
+}
+
 /* An interruption that has come. */
 static inline bool
 always (void)

@@ -1,6 +1,7 @@
 /*
  * What the suites of the core share: a core whose rule is sgd with lr 1, so that weights are a sum
- * that a plain loop can make as well, and gradients to feed it.  Never fails quietly.
+ * that a plain loop can make as well, actors that it knows, and gradients to feed it.  Never fails
+ * quietly.
  */
 #ifndef GQ_CORE_TESTING_H
 #define GQ_CORE_TESTING_H
@@ -10,10 +11,12 @@
 
 #include "optimizer/core.h"
 
-enum { N = 7, ACTORS = 8, TERM = 3 };
+enum { N = 7, ACTORS = 8, TERM = 3, EPOCH = 2 };
 
 static gq_core core;
 static gq_rule *rule;
+static const char *rule_name = "sgd"; /* what a suite may change before it begins */
+static const char *const *rule_sets = SETS ("lr=1");
 static const gq_core_config plain = {.aggregate = 1, .max_staleness = UINT64_MAX};
 
 /* What a test changes in a gradient before it is sent. */
@@ -28,7 +31,7 @@ static inline gradient
 of (uint32_t actor, uint64_t sequence, float value)
 {
     gradient g = {.actor = actor,
-                  .epoch = 1,
+                  .epoch = EPOCH,
                   .samples = 1,
                   .term = TERM,
                   .sequence = sequence,
@@ -72,15 +75,32 @@ take (gradient g)
 }
 
 static inline void
+grant (uint32_t actor, uint32_t epoch)
+{
+    uint8_t nonce[GQ_NONCE_BYTES] = {1};
+    memcpy (nonce + 1, &actor, sizeof actor);
+    memcpy (nonce + 5, &epoch, sizeof epoch);
+    cr_assert_eq (gq_core_grant (&core, actor, epoch, nonce), GQ_OK);
+}
+
+static inline void
+begin_without_layout (const gq_core_config *config)
+{
+    rule = load (rule_name, "auto", rule_sets);
+    gq_core_init (&core, config, rule);
+    memset (core.run, 0xab, sizeof core.run);
+    core.term = TERM;
+    for (uint32_t actor = 0; actor < ACTORS; actor++)
+        grant (actor, EPOCH);
+}
+
+static inline void
 begin_without_weights (const gq_core_config *config)
 {
     const gq_tensor_shape shapes[] = {{.name = "a", .rank = 1, .shape = {3}},
                                       {.name = "b", .rank = 2, .shape = {2, 2}}};
     gq_layout layout;
-    rule = load ("sgd", "auto", SETS ("lr=1"));
-    gq_core_init (&core, config, rule);
-    memset (core.run, 0xab, sizeof core.run);
-    core.term = TERM;
+    begin_without_layout (config);
     cr_assert_eq (gq_layout_init (&layout, shapes, 2, NULL), GQ_OK);
     cr_assert_eq (gq_core_set_layout (&core, &layout), GQ_OK);
     cr_assert_null (layout.tensors, "moved");

@@ -19,18 +19,7 @@
 
 #include "gradq/gradq.h"
 
-enum {
-    ACTOR,
-    ELEMENTS,
-    COUNT,
-    SEED,
-    WINDOW,
-    TIMEOUT_MS,
-    ACK_TIMEOUT_MS,
-    PATIENCE,
-    PAUSE,
-    KEY_COUNT
-};
+enum { ACTOR, ELEMENTS, COUNT, SEED, WINDOW, TIMEOUT_MS, RESEND_MS, PATIENCE, PAUSE, KEY_COUNT };
 
 /* Defaults.  patience: how often in a row a call may time out before that counts as a failure.
  * pause: 1 waits for SIGUSR1 between opening and the first push. */
@@ -43,7 +32,7 @@ static const struct {
                      [SEED] = {"seed", 1},
                      [WINDOW] = {"window", GQ_WINDOW_DEFAULT},
                      [TIMEOUT_MS] = {"timeout_ms", 30000},
-                     [ACK_TIMEOUT_MS] = {"ack_timeout_ms", 5000},
+                     [RESEND_MS] = {"resend_ms", 1000},
                      [PATIENCE] = {"patience", 0},
                      [PAUSE] = {"pause", 0}};
 
@@ -167,7 +156,7 @@ run (const char *address, const uint64_t *set)
     config.actor = (uint32_t)set[ACTOR];
     config.window = (uint32_t)set[WINDOW];
     config.timeout_ms = (int)set[TIMEOUT_MS];
-    config.ack_timeout_ms = (int)set[ACK_TIMEOUT_MS];
+    config.resend_ms = (int)set[RESEND_MS];
     config.tensors = &tensor;
     config.tensor_count = 1;
     config.initial = zeros;
@@ -187,12 +176,12 @@ run (const char *address, const uint64_t *set)
     status = push_all (client, set, &seen);
     gq_client_counts counts = gq_client_count (client);
     printf ("{\"event\": \"done\", \"status\": \"%s\", \"pushed\": %" PRIu64
-            ", \"acknowledged\": %" PRIu64 ", \"refused\": %" PRIu64 ", \"lost\": %" PRIu64
+            ", \"acknowledged\": %" PRIu64 ", \"refused\": %" PRIu64 ", \"resent\": %" PRIu64
             ", \"refused_reason\": \"%s\", \"looks\": %" PRIu64 ", \"versions\": %" PRIu64
             ", \"torn\": %" PRIu64 ", \"fallen\": %" PRIu64 ", \"term\": %" PRIu32
             ", \"version\": %" PRIu64 "}\n",
             gq_status_name (status), counts.pushed, counts.acknowledged, counts.refused,
-            counts.lost, gq_status_name (counts.refused_reason), seen.looks, seen.versions,
+            counts.resent, gq_status_name (counts.refused_reason), seen.looks, seen.versions,
             seen.torn, seen.fallen, seen.term, seen.version);
     fflush (stdout);
     gq_client_close (&client);
@@ -249,8 +238,8 @@ check_alone (void)
     failures += !refuses ("a window above the map", &config, GQ_INVALID, "window");
     config = good, config.actor = GQ_ACTORS_MAX;
     failures += !refuses ("an actor id that is too high", &config, GQ_INVALID, "actor");
-    config = good, config.ack_timeout_ms = 0;
-    failures += !refuses ("no time for an answer", &config, GQ_INVALID, "ack_timeout_ms");
+    config = good, config.resend_ms = 0;
+    failures += !refuses ("no time for an answer", &config, GQ_INVALID, "resend_ms");
     config = good, config.lane = "carrier pigeon";
     failures += !refuses ("an unknown lane", &config, GQ_INVALID, "lane");
     gq_tensor_shape empty = {.name = "w", .rank = 1, .shape = {0}};

@@ -89,7 +89,7 @@ support_remove (const char *directory)
     DIR *entries = opendir (directory);
     cr_assert_not_null (entries);
     for (struct dirent *entry = readdir (entries); entry != NULL; entry = readdir (entries)) {
-        char path[512];
+        char path[4400]; /* PATH_MAX and a name */
         snprintf (path, sizeof path, "%s/%s", directory, entry->d_name);
         if (entry->d_name[0] != '.')
             cr_expect_eq (unlink (path), 0, "%s", path);

@@ -174,7 +174,7 @@ Test (client_open, a_configuration_out_of_bounds_is_refused)
     bad[1].window = 0;
     bad[2].window = GQ_WINDOW_MAX + 1;
     bad[3].actor = GQ_ACTORS_MAX;
-    bad[4].ack_timeout_ms = 0;
+    bad[4].resend_ms = 0;
     bad[5].lane = "carrier pigeon";
     bad[6].address = "udp://nowhere:1";
     bad[7].tensors = &empty, bad[7].tensor_count = 1;

@@ -127,13 +127,13 @@ Test (core, a_gradient_before_any_weights_is_refused)
 
 Test (core, a_gradient_before_any_layout_is_refused)
 {
-    rule = load ("sgd", "auto", NO_SETS);
-    gq_core_init (&core, &plain, rule);
+    begin_without_layout (&plain);
     gq_status reason;
     const gradient g = of (2, 1, 1);
     const gq_frame frame = header_of (&g);
     cr_assert_eq (take_frame (&frame, g.values, &reason), GQ_OUTCOME_REFUSED);
     cr_assert_eq (reason, GQ_LAYOUT);
+    cr_assert_eq (settled (2), 1);
     end ();
 }
 
@@ -141,8 +141,10 @@ Test (core, what_names_nobody_is_counted_as_malformed_and_changes_nothing)
 {
     begin (&plain, 0);
     const gradient g = of (2, 1, 1);
+    static gq_ledger before;
     gq_frame frame = header_of (&g), read;
     gq_status reason;
+    memcpy (&before, &core.ledger, sizeof before);
     frame.run[0] ^= 1;
     cr_assert_eq (take_frame (&frame, g.values, &reason), GQ_OUTCOME_IGNORED);
     cr_assert_eq (reason, GQ_RUN);
@@ -153,7 +155,7 @@ Test (core, what_names_nobody_is_counted_as_malformed_and_changes_nothing)
     cr_assert_eq (gq_core_take (&core, "", 0, &read, &reason), GQ_OUTCOME_IGNORED);
     cr_assert_eq (reason, GQ_MALFORMED);
     cr_assert_eq (core.malformed, 3);
-    cr_assert_not (core.ledger.actors[2].known);
+    cr_assert_arr_eq (&core.ledger, &before, sizeof before);
     cr_assert_eq (gq_core_rejected (&core), 0);
     expect_all (0);
     end ();
@@ -205,15 +207,23 @@ Test (core, a_duplicate_is_not_applied_again_but_answered_again)
     end ();
 }
 
-Test (core, a_skipped_number_is_counted_as_lost_and_holds_nothing_up)
+Test (core, a_skipped_number_holds_nothing_up_and_may_still_come_once)
 {
     begin (&plain, 0);
     cr_assert_eq (take (of (1, 1, 1)), GQ_OUTCOME_STEPPED);
     cr_assert_eq (take (of (1, 5, 1)), GQ_OUTCOME_STEPPED);
-    cr_assert_eq (core.ledger.lost, 3);
+    gq_ack ack = gq_ledger_ack (&core.ledger, 1);
+    cr_assert (ack.cumulative == 1 && ack.beyond == 8, "5 is bit 3 beyond 1");
+    cr_assert_eq (take (of (1, 3, 1)), GQ_OUTCOME_STEPPED);
+    cr_assert_eq (take (of (1, 3, 1)), GQ_OUTCOME_IGNORED);
+    cr_assert_eq (take (of (1, 5, 1)), GQ_OUTCOME_IGNORED);
+    cr_assert_eq (take (of (1, 2, NAN)), GQ_OUTCOME_REFUSED);
+    cr_assert_eq (take (of (1, 2, 1)), GQ_OUTCOME_IGNORED, "refused is settled too");
+    ack = gq_ledger_ack (&core.ledger, 1);
+    cr_assert (ack.cumulative == 3 && ack.beyond == 2);
+    cr_assert_eq (take (of (1, 4, 1)), GQ_OUTCOME_STEPPED);
     cr_assert_eq (settled (1), 5);
-    cr_assert_eq (take (of (1, 3, 1)), GQ_OUTCOME_IGNORED, "what was passed over does not come");
-    expect_all (-2);
+    expect_all (-4);
     end ();
 }
 
@@ -221,27 +231,38 @@ Test (core, a_gradient_of_an_epoch_that_ended_is_ignored)
 {
     begin (&plain, 0);
     gradient g = of (1, 1, 1);
-    g.epoch = 5;
     cr_assert_eq (take (g), GQ_OUTCOME_STEPPED);
-    g.epoch = 4;
+    grant (1, EPOCH + 3);
+    core.ledger.actors[1].owed = false;
     g.sequence = 2;
     cr_assert_eq (take (g), GQ_OUTCOME_IGNORED);
     cr_assert_eq (core.ledger.outdated, 1);
+    cr_assert (core.ledger.actors[1].owed, "an ack of the new epoch tells the old life its end");
+    cr_assert_eq (settled (1), 0);
+    g.epoch = EPOCH + 3;
+    g.sequence = 1;
+    cr_assert_eq (take (g), GQ_OUTCOME_STEPPED);
     cr_assert_eq (settled (1), 1);
-    expect_all (-1);
+    expect_all (-2);
     end ();
 }
 
-Test (core, an_epoch_granted_before_a_restart_goes_on_from_the_number_it_has_reached)
+Test (core, a_gradient_of_nobody_or_too_far_ahead_is_malformed_and_changes_nothing)
 {
     begin (&plain, 0);
-    gradient g = of (1, 41, 1);
-    g.epoch = 9;
-    cr_assert_eq (take (g), GQ_OUTCOME_STEPPED);
-    cr_assert_eq (settled (1), 41);
-    cr_assert_eq (core.ledger.lost, 0, "what an earlier life settled was not lost");
-    g.sequence = 40;
-    cr_assert_eq (take (g), GQ_OUTCOME_IGNORED);
+    gradient never = of (1, 1, 1), stranger = of (ACTORS, 1, 1), far = of (1, 65, 1);
+    never.epoch = EPOCH + 1;
+    gq_status reason;
+    for (int i = 0; i < 3; i++) {
+        const gradient *g = i == 0 ? &never : i == 1 ? &stranger : &far;
+        const gq_frame frame = header_of (g);
+        cr_assert_eq (take_frame (&frame, g->values, &reason), GQ_OUTCOME_IGNORED);
+        cr_assert_eq (reason, GQ_MALFORMED);
+        cr_assert_eq (core.malformed, i + 1);
+    }
+    cr_assert_not (core.ledger.actors[ACTORS].known);
+    expect_all (0);
+    cr_assert_eq (take (of (1, 64, 1)), GQ_OUTCOME_STEPPED, "the map holds 64");
     end ();
 }
 
@@ -310,7 +331,7 @@ Test (core, a_parameter_may_not_be_named_as_a_slot_of_another_is_in_checkpoints)
         snprintf (shapes[0].name, GQ_NAME_MAX, "%s", pairs[i].first);
         snprintf (shapes[1].name, GQ_NAME_MAX, "%s", pairs[i].second);
         cr_assert_eq (gq_layout_init (&layout, shapes, 2, NULL), GQ_OK);
-        cr_assert_eq (gq_core_check_layout (&core, &layout, &error), pairs[i].status, "%s and %s",
+        cr_assert_eq (gq_core_check_layout (rule, &layout, &error), pairs[i].status, "%s and %s",
                       pairs[i].first, pairs[i].second);
         if (pairs[i].status != GQ_OK)
             cr_assert_not_null (strstr (error.text, "momentum_buffer.x"), "%s", error.text);

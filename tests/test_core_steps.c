@@ -58,27 +58,9 @@ Test (core_steps, damping_scales_by_mean_staleness_over_staleness_but_never_up)
     end ();
 }
 
-Test (core_steps, a_version_that_a_restart_undid_counts_from_where_the_restart_began)
+Test (core_steps, a_version_from_before_a_restart_keeps_its_age)
 {
-    const gq_core_config config = {.aggregate = 1, .max_staleness = 1};
-    begin (&config, 10);
-    cr_assert_eq (take (of (1, 1, 1)), GQ_OUTCOME_STEPPED);
-    cr_assert_eq (take (of (1, 2, 1)), GQ_OUTCOME_STEPPED); /* version 12 */
-    gradient g = of (2, 1, 1);
-    g.term = TERM - 1;
-    g.version = 12; /* of the life before: its common part with ours ends at 10, 2 steps ago */
-    gq_status reason;
-    gq_frame frame = header_of (&g);
-    cr_assert_eq (take_frame (&frame, g.values, &reason), GQ_OUTCOME_REFUSED);
-    cr_assert_eq (reason, GQ_STALE);
-    frame.term = TERM;
-    frame.sequence = 2;
-    cr_assert_eq (take_frame (&frame, g.values, &reason), GQ_OUTCOME_STEPPED);
-    end ();
-}
-
-Test (core_steps, a_version_from_before_the_restart_keeps_its_age)
-{
+    /* The journal leads to the very version where the last life ended: none is ever undone. */
     begin (&plain, 10);
     gradient g = of (2, 1, 1);
     g.term = TERM - 1;

@@ -136,6 +136,18 @@ Test (frame, crc_equals_the_one_made_bit_by_bit_at_every_length_and_alignment)
                           "%zu bytes from %zu", size, start);
 }
 
+Test (frame, crc_of_two_parts_is_that_of_the_whole)
+{
+    uint8_t bytes[100];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)(i * 37 + 11);
+    for (size_t first = 0; first <= sizeof bytes; first++) {
+        const uint32_t crc = gq_crc32c (bytes, first);
+        cr_assert_eq (gq_crc32c_more (crc, bytes + first, sizeof bytes - first),
+                      crc_by_bits (bytes, sizeof bytes), "%zu", first);
+    }
+}
+
 Test (frame, every_header_byte_stands_where_the_protocol_says)
 {
     const gq_frame frame = sample (GQ_KIND_GRADIENT);
@@ -195,6 +207,27 @@ Test (frame, no_truncation_is_a_frame_and_none_is_read_past_its_end)
     memcpy (end - SIZE, bytes, SIZE);
     cr_assert_eq (gq_frame_decode (end - SIZE, SIZE, &read), GQ_OK);
     cr_assert_eq (gq_frame_check_payload (end - SIZE, SIZE), GQ_OK);
+}
+
+Test (frame, a_header_alone_is_read_as_the_one_of_a_whole_frame)
+{
+    uint8_t bytes[SIZE];
+    uint8_t *header = support_guarded_end (GQ_FRAME_HEADER_BYTES) - GQ_FRAME_HEADER_BYTES;
+    gq_frame whole, alone;
+    make_sound (bytes);
+    memcpy (header, bytes, GQ_FRAME_HEADER_BYTES);
+    cr_assert_eq (gq_frame_decode (bytes, SIZE, &whole), GQ_OK);
+    cr_assert_eq (gq_frame_decode_header (header, &alone), GQ_OK);
+    expect_same (&alone, &whole);
+    for (size_t bit = 0; bit < 8 * GQ_FRAME_HEADER_BYTES; bit++) {
+        header[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        cr_assert_neq (gq_frame_decode_header (header, &alone), GQ_OK, "bit %zu", bit);
+        header[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    header[AT_COUNT]++; /* no longer what the payload's bytes hold */
+    seal (header);
+    cr_assert_eq (gq_frame_decode_header (header, &alone), GQ_MALFORMED);
+    expect_same (&alone, &whole);
 }
 
 Test (frame, bytes_after_the_payload_make_it_malformed)

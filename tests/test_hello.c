@@ -6,6 +6,7 @@
 #include "support.h"
 
 #include "log.h"
+#include "memory_disk.h"
 #include "optimizer/hello.h"
 
 TestSuite (hello, .timeout = 60);
@@ -186,6 +187,35 @@ Test (hello, an_id_asked_for_is_granted_and_a_new_life_of_it_gets_a_new_epoch)
     end ();
 }
 
+Test (hello, an_epoch_that_cannot_be_journaled_is_not_granted_and_may_be_asked_for_again)
+{
+    const gq_journal_end nothing = {0};
+    gq_memory_disk *memory = gq_memory_disk_new ();
+    gq_disk *disk = &memory->base;
+    gq_journal journal;
+    begin ();
+    cr_assert_eq (gq_journal_start (&journal, disk, core.run, &nothing, 4096, NULL), GQ_OK);
+    core.journal = &journal;
+    json_decref (hello (NONCE_A, ", \"initial\": true, \"layout\": " LAYOUT));
+    const uint64_t room = memory->room_bytes, lsn = journal.lsn;
+    memory->room_bytes = memory->written_bytes;
+    const uint32_t next = identity.next_epoch;
+    expect_refused (hello (NONCE_B, ""), "io", true, "journal");
+    cr_assert_eq (identity.next_epoch, next);
+    cr_assert_eq (core.ledger.actor_count, 1);
+    json_t *known = hello (NONCE_A, "");
+    expect_ok (known); /* a repetition writes nothing */
+    json_decref (known);
+    memory->room_bytes = room;
+    json_t *answer = hello (NONCE_B, "");
+    expect_ok (answer);
+    cr_assert_eq (number (answer, "epoch"), next);
+    cr_assert_eq (journal.lsn, lsn + 1);
+    json_decref (answer);
+    end ();
+    disk->ops->close (&disk);
+}
+
 Test (hello, max_staleness_is_told_when_there_is_a_bound)
 {
     begin ();
@@ -277,7 +307,7 @@ Test (hello, a_report_counts_by_reason)
     core.rejected_by[GQ_STALE] = 3;
     core.rejected_by[GQ_NONFINITE] = 2;
     core.version = 9;
-    core.ledger.lost = 5;
+    core.ledger.duplicates = 5;
     gq_histogram_add (&apply_us, 17);
     json_t *report = gq_hello_report (&core, &publisher, &apply_us, 8);
     const json_t *by = json_object_get (report, "rejected_by");
@@ -286,7 +316,7 @@ Test (hello, a_report_counts_by_reason)
     cr_assert_eq (number (by, "nonfinite"), 2);
     cr_assert_eq (json_object_size (by), 2);
     cr_assert_eq (number (report, "version"), 9);
-    cr_assert_eq (number (report, "lost"), 5);
+    cr_assert_eq (number (report, "duplicates"), 5);
     cr_assert_eq (number (report, "checkpoint_version"), 8);
     cr_assert_eq (number (report, "apply_us_p50"), 17);
     json_decref (report);

@@ -96,6 +96,24 @@ Test (identity, a_damaged_file_is_refused_and_left_alone)
     support_remove (directory);
 }
 
+Test (identity, the_id_can_be_read_without_beginning_a_life)
+{
+    gq_identity first, second;
+    uint8_t run[GQ_RUN_ID_BYTES];
+    gq_error error = {""};
+    support_directory (directory);
+    cr_assert_eq (gq_identity_read (run, directory, &error), GQ_NOTFOUND);
+    cr_assert_not_null (strstr (error.text, "identity.json"), "%s", error.text);
+    cr_assert_eq (reopen (&first), GQ_OK);
+    cr_assert_eq (gq_identity_read (run, directory, &error), GQ_OK, "%s", error.text);
+    cr_assert_arr_eq (run, first.run, GQ_RUN_ID_BYTES);
+    cr_assert_eq (reopen (&second), GQ_OK);
+    cr_assert_eq (second.term, first.term + 1, "reading raised no term");
+    store_text ("{}");
+    cr_assert_eq (gq_identity_read (run, directory, &error), GQ_MALFORMED);
+    support_remove (directory);
+}
+
 Test (identity, what_a_crash_left_beside_it_does_not_matter)
 {
     gq_identity first, second;

@@ -163,8 +163,7 @@ static void
 known_actor (void)
 {
     const uint8_t nonce[GQ_NONCE_BYTES] = {1};
-    uint32_t actor = 5, next_epoch = 30, epoch;
-    cr_assert_eq (gq_ledger_hello (&core.ledger, &actor, nonce, &next_epoch, &epoch), GQ_OK);
+    gq_ledger_grant (&core.ledger, 5, 30, nonce);
 }
 
 Test (publish, an_ack_follows_the_weights_it_names)
@@ -172,7 +171,7 @@ Test (publish, an_ack_follows_the_weights_it_names)
     gq_ack ack = {0};
     begin (0);
     known_actor ();
-    cr_assert_eq (gq_ledger_enter (&core.ledger, 5, 30, 1), GQ_OK);
+    gq_ledger_enter (&core.ledger, 5, 1);
     gq_ledger_refuse (&core.ledger, 5, 1, GQ_NONFINITE);
     step ();
     gq_publish_due (&publisher, &core, START_NS);
@@ -182,6 +181,23 @@ Test (publish, an_ack_follows_the_weights_it_names)
     cr_assert (frame.actor == 5 && frame.epoch == 30 && frame.version == 8);
     cr_assert (ack.cumulative == 1 && ack.refused == 1 && ack.refused_reason == GQ_NONFINITE);
     expect_nothing ();
+    end ();
+}
+
+Test (publish, an_ack_carries_the_map_of_what_is_settled_beyond_a_hole)
+{
+    gq_ack ack = {0};
+    begin (0);
+    known_actor ();
+    for (uint64_t sequence = 1; sequence <= 4; sequence++)
+        if (sequence != 2) {
+            gq_ledger_enter (&core.ledger, 5, sequence);
+            gq_ledger_settle (&core.ledger, 5);
+        }
+    gq_publish_due (&publisher, &core, START_NS);
+    expect_weights (7);
+    cr_assert_eq (sent (&ack).kind, GQ_KIND_ACK);
+    cr_assert (ack.cumulative == 1 && ack.beyond == 6, "3 and 4: bits 1 and 2 beyond 1");
     end ();
 }
 

@@ -37,7 +37,8 @@ MAY_INCLUDE = {
     "optimizer": {"include", "src", "optimizer"},
     "optimizer/plugins": {"include"},
     "actors": {"include", "src", "actors"},
-    "tools": {"include", "src", "tools"},
+    # gradq-replay does what a starting optimizer does, with its parts.
+    "tools": {"include", "src", "tools", "optimizer"},
 }
 
 

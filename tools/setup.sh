@@ -8,7 +8,8 @@ set -eu
 
 run_packages="gcc make libc6-dev libczmq-dev libzmq3-dev libopenblas-dev libjansson-dev libinih-dev
     libisal-dev libxxhash-dev supervisor python3 util-linux"
-test_packages="libcriterion-dev python3-pytest python3-pytest-xdist python3-zmq python3-numpy python3-venv"
+test_packages="libcriterion-dev python3-pytest python3-pytest-xdist python3-zmq python3-numpy
+    python3-venv"
 # By version: what clang-format calls clean changes from one release to the next.
 lint_packages="clang-format-14 clang-tidy-14 cppcheck"
 fuzz_packages="clang-14 libclang-rt-14-dev"

@@ -48,8 +48,8 @@ typedef struct gq_client_config {
     uint32_t actor;      /* identity in the run, < GQ_ACTORS_MAX; GQ_ACTOR_ANY: be given one */
     uint32_t window;     /* gradients on the way at most, 1 .. GQ_WINDOW_MAX */
     int timeout_ms;      /* longest that any call below waits; -1: for ever */
-    int ack_timeout_ms;  /* a gradient unanswered this long by a living optimizer is given up */
-    const char *lane;    /* "auto" or "inline" */
+    int resend_ms; /* a gradient unanswered this long is sent again; then after twice that, ... */
+    const char *lane; /* "auto" or "inline" */
     /* The model.  NULL: take the layout that the run has.  Given: must equal the run's, or becomes
      * the run's, with `initial` (f32[sum of sizes], borrowed during open) as version 0. */
     const gq_tensor_shape *tensors;
@@ -62,7 +62,7 @@ typedef struct gq_client_config {
 #define GQ_CLIENT_CONFIG                                                         \
     {                                                                            \
         .actor = GQ_ACTOR_ANY, .window = GQ_WINDOW_DEFAULT, .timeout_ms = 30000, \
-        .ack_timeout_ms = 5000, .lane = "auto"                                   \
+        .resend_ms = 1000, .lane = "auto"                                        \
     }
 
 typedef struct gq_weights {
@@ -73,10 +73,10 @@ typedef struct gq_weights {
 } gq_weights;
 
 typedef struct gq_client_counts {
-    uint64_t pushed;       /* gradients sent */
-    uint64_t acknowledged; /* settled: applied or refused */
-    uint64_t refused;      /* of those, refused by the optimizer */
-    uint64_t lost;         /* given up: unanswered for ack_timeout_ms though the optimizer lives */
+    uint64_t pushed;          /* gradients sent */
+    uint64_t acknowledged;    /* settled: applied or refused */
+    uint64_t refused;         /* of those, refused by the optimizer */
+    uint64_t resent;          /* sendings that repeated an earlier one */
     gq_status refused_reason; /* of the last refused one, GQ_OK for none */
 } gq_client_counts;
 
@@ -118,6 +118,7 @@ float *gq_client_reserve (gq_client *client);
  *
  * GQ_OK: sent, with *sequence (may be NULL) to wait for.  GQ_TIMEOUT, GQ_CLOSED: not sent, the
  * buffer is still reserved.  GQ_RUN: another run has taken this address over; open a new client.
+ * GQ_FENCED: another process has said hello with this actor's id; this one must end.
  * GQ_INVALID: nothing reserved, or samples is 0.
  */
 GQ_CHECK gq_status gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence);
@@ -127,7 +128,7 @@ GQ_CHECK gq_status gq_client_push (gq_client *client, const float *gradient, uin
 
 /*
  * Wait until everything up to `sequence` is settled and the weights that it led to are here.
- * GQ_OK, GQ_TIMEOUT, GQ_CLOSED, GQ_RUN.
+ * GQ_OK, GQ_TIMEOUT, GQ_CLOSED, GQ_RUN, GQ_FENCED.
  */
 GQ_CHECK gq_status gq_client_wait (gq_client *client, uint64_t sequence);
 

@@ -37,7 +37,8 @@ extern "C" {
     X (IO, "io", "reading or writing failed; see the system's message")                        \
     X (MEMORY, "memory", "out of memory")                                                      \
     X (REFUSED, "refused", "the other side refused the request")                               \
-    X (CLOSED, "closed", "the client is closed or was interrupted")
+    X (CLOSED, "closed", "the client is closed or was interrupted")                            \
+    X (FENCED, "fenced", "another process runs under this actor's id; this one has to end")
 
 typedef enum gq_status {
 #define GQ_STATUS_ENUM(name, word, text) GQ_##name,

@@ -106,7 +106,7 @@ class Ack(NamedTuple):
 
 # gradq/status.h, by position.
 STATUS = ("ok again timeout full malformed checksum layout count nonfinite stale run unreachable "
-          "invalid notfound abi io memory refused closed").split()
+          "invalid notfound abi io memory refused closed fenced").split()
 
 
 def value(seed: int, sequence) -> numpy.ndarray:
@@ -379,6 +379,34 @@ class Service:
                                 text=True, timeout=60 * SLOW, check=False)
         assert answer.returncode == 0, answer.stderr
         return json.loads(answer.stdout)
+
+    def replay(self, *words) -> str:
+        """What gradq-replay prints about the run directory, once it has found nothing wrong."""
+        answer = subprocess.run([self.build / "gradq-replay", "--run", self.run, *words],
+                                capture_output=True, text=True, timeout=60 * SLOW, check=False)
+        assert answer.returncode == 0, (answer.stdout, answer.stderr)
+        return answer.stdout
+
+    def last_applied(self) -> int:
+        """Stop the optimizer, whose actors are done: how many gradients are in its last version, to
+        whose bits the journal leads.
+
+        For --aggregate 1, where versions count gradients, and a run with more than one checkpoint:
+        --verify compares two.
+        """
+        self.until(lambda s: s["queue"]["depth"] == 0, "an empty queue")
+        assert self.optimizer.stop() == 0
+        last = checkpoints(self.run)[-1]
+        assert checkpoint(self.run, last)[1]["applied"] == str(last)
+        said = self.replay("--verify")
+        assert f"-> {last} (" in said and f"version {last} weights" in said, said
+        return last
+
+    def ends_with(self, total: int):
+        """As last_applied, and the number is `total`, neither more nor fewer; gradq-top says so."""
+        self.until(lambda s: s["optimizer"]["applied"] == s["optimizer"]["version"] == total,
+                   f"{total} applied")
+        assert self.last_applied() == total
 
     def until(self, condition, what: str, timeout: float = 20) -> dict:
         """The first stats for which condition(stats) holds."""

@@ -9,10 +9,12 @@
 
 As a program it fits a line through seeded points, from as many actors as one likes; GRADQ_ADDRESS
 is the service, GRADQ_ACTOR (optional) the id.  All input and output happens in Actor.turn(): an
-actor that computes for seconds without a call is shown as silent meanwhile, and loses nothing.
+actor that computes for seconds without a call is shown as silent meanwhile, and loses nothing:
+what is not acknowledged is kept, and sent again.
 """
 import json
 import os
+import random
 import secrets
 import struct
 import sys
@@ -26,6 +28,7 @@ MAGIC, PROTOCOL = b"GRQ1", 1
 GRADIENT, INIT, WEIGHTS, ACK = 1, 2, 3, 4
 REASONS = {4: "malformed", 5: "checksum", 6: "layout", 7: "count", 8: "nonfinite", 9: "stale",
            10: "run"}
+MAP_BITS = 64  # numbers that an acknowledgement's map spans; none is sent beyond it
 HEADER = struct.Struct("<4sHHIIIHHQ16sQQQIIQQQ16sII")
 Header = namedtuple("Header", "magic protocol kind actor epoch term encoding lane digest run "
                     "sequence version count samples zero sent applied size zeros payload_crc crc")
@@ -33,8 +36,9 @@ ACK_PAYLOAD = struct.Struct("<QQQQII")
 
 AGAIN_S = 1.0  # hello without an answer, INIT, report
 RETRY_S = 0.1  # a hello that was refused with "retry"
-HEARD_S = 3.0  # the optimizer says something every second
-GIVE_UP_S = 5.0  # a gradient that stays unanswered although the optimizer is heard
+HEARD_S = 2.5  # the optimizer says something every second; unheard for longer, it is away
+RESEND_S = 1.0  # a gradient unanswered this long is sent again; then after 2, 4, 8, 8, ... of these
+DOUBLINGS_MAX = 3
 SILENCE_S = 10.0  # an optimizer unheard for this long may have been replaced: repeat the hello
 
 CRC_TABLE = []
@@ -84,12 +88,28 @@ class Refused(Exception):
         self.word = answer.get("error")
 
 
+class Fenced(Exception):
+    """Another process has said hello with this actor's id: this one must end."""
+
+
+class Sent:
+    """A gradient on the way: its bytes, and when to send them again."""
+
+    def __init__(self, frame: bytes):
+        self.frame, self.sends, self.due = frame, 0, float("inf")
+
+    def note_sent(self, now: float):
+        """Jitter: actors that lost gradients together do not send them again together."""
+        patience = RESEND_S * 2 ** min(self.sends, DOUBLINGS_MAX)
+        self.sends, self.due = self.sends + 1, now + patience * random.uniform(0.75, 1.25)
+
+
 class Actor:
     """layout: [(name, shape), ...]; None takes the run's.  initial: first weights, flat, for a run
     that has none.  window: gradients on the way at most.  actor: wanted id, None for any.
 
     Counts, all of this epoch: pushed, acknowledged (settled: applied or refused), refused, with
-    refused_reason and refused_sequence of the last one, and lost (given up).
+    refused_reason and refused_sequence of the last one, and resent (sendings after the first).
     """
 
     def __init__(self, address: str, layout=None, initial=None, window: int = 2, actor: int = None):
@@ -161,13 +181,15 @@ class Actor:
         self.actor, self.epoch = grant["actor"], grant["epoch"]
         self.digest, self.parameters = int(grant["digest"], 16), grant["parameters"]
         self.need_weights, self.max_staleness = grant["need_weights"], grant["max_staleness"]
-        self.pushed = self.acknowledged = self.given_up = self.lost = self.refused = 0
+        self.pushed = self.cumulative = self.resent = self.refused = 0
+        self.on_the_way = {}  # sequence number: Sent, oldest first; until it is settled
         self.refused_sequence, self.refused_reason = 0, None
         self.settled_at = (0, 0)  # (term, version) that includes all that is settled
         self.newest = self.used = None  # (Header, payload): last received, last given by latest()
-        self.outbox = None  # a frame that the PUSH socket has not taken yet
+        self.outbox = None  # (frame, Sent or None) that the PUSH socket has not taken yet
         self.foreign = False  # weights of another run are here
-        self.heard = self.progress = time.monotonic()
+        self.fenced = False
+        self.heard = time.monotonic()
         self.hello_due = self.report_due = self.init_due = 0.0
 
         for socket in self.data_sockets:
@@ -194,38 +216,60 @@ class Actor:
     def tell(self, op: str):
         self.ask({"op": op, "role": "actor", "actor": self.actor, "epoch": self.epoch,
                   "run": self.run.hex(), "pushed": self.pushed, "acknowledged": self.acknowledged,
-                  "refused": self.refused, "lost": self.lost, "metrics": {}})
+                  "refused": self.refused, "resent": self.resent, "metrics": {}})
 
     # Data plane
 
     @property
     def in_flight(self) -> int:
-        return self.pushed - max(self.acknowledged, self.given_up)
+        return len(self.on_the_way)
+
+    @property
+    def acknowledged(self) -> int:
+        return self.pushed - self.in_flight
 
     def turn(self, timeout: float = 0.0):
         """Do what can be done now; when there is nothing, wait up to timeout for something."""
         now = time.monotonic()
         if self.need_weights and not self.newest and not self.outbox and now >= self.init_due:
             self.init_due = now + AGAIN_S
-            self.outbox = self.frame(INIT, self.initial)
+            self.outbox = self.frame(INIT, self.initial), None
         if now >= self.report_due:
             self.report_due = now + AGAIN_S
             self.tell("report")
         if (self.foreign or now - self.heard > SILENCE_S) and now >= self.hello_due:
             self.hello_due = now + AGAIN_S  # the run was replaced? then the answer is another grant
             self.ask(self.request)
+        self.resend_due(now)
         self.poller.register(self.gradients, zmq.POLLOUT if self.outbox else 0)
         ready = dict(self.poller.poll(int(1000 * timeout)))
         if self.gradients in ready:
-            self.gradients.send(self.outbox, zmq.NOBLOCK)
-            self.outbox, self.progress = None, time.monotonic()
+            self.put(*self.outbox)
+            self.outbox = None
         if self.weights in ready:
             self.take_weights(*decode(self.weights.recv()))
         while self.acks.poll(0):
             self.take_ack(*decode(self.acks.recv()))
-        self.give_up()
+        if self.fenced:
+            raise Fenced(f"another process runs as actor {self.actor}; this one has to end")
         if self.control in ready:
             self.read_control()  # last: it may begin a new life, with new sockets
+
+    def put(self, frame: bytes, sent: Sent):
+        """The socket takes this one: it is writable."""
+        self.gradients.send(frame, zmq.NOBLOCK)
+        if sent:
+            self.resent += sent.sends > 0
+            sent.note_sent(time.monotonic())
+
+    def resend_due(self, now: float):
+        """The oldest whose time has come goes out again, the same bytes under the same number: the
+        optimizer knows what it has.  Not while it is away, or its return would meet a flood."""
+        if self.outbox or now - self.heard > HEARD_S:
+            return
+        due = next((sent for sent in self.on_the_way.values() if sent.due <= now), None)
+        if due:
+            self.outbox = due.frame, due
 
     def take_weights(self, head: Header, payload: bytes):
         if head is None or head.kind != WEIGHTS:
@@ -239,25 +283,23 @@ class Actor:
 
     def take_ack(self, head: Header, payload: bytes):
         if (head is None or head.kind != ACK or len(payload) != ACK_PAYLOAD.size
-                or (head.run, head.actor, head.epoch) != (self.run, self.actor, self.epoch)):
+                or (head.run, head.actor) != (self.run, self.actor)):
+            return
+        if head.epoch != self.epoch:  # a lower one was remembered of the life before
+            self.fenced = self.fenced or head.epoch > self.epoch
             return
         self.heard = time.monotonic()
-        cumulative, _beyond, refused, sequence, reason, _zero = ACK_PAYLOAD.unpack(payload)
-        if self.acknowledged < cumulative <= self.pushed:
-            self.acknowledged, self.progress = cumulative, self.heard
-            self.settled_at = max(self.settled_at, age(head))
-            if refused > self.refused:
-                self.refused, self.refused_sequence = refused, sequence
-                self.refused_reason = REASONS.get(reason, str(reason))
-
-    def give_up(self):
-        """What was lost on the way is never acknowledged, until a later number is."""
-        now = time.monotonic()
-        if self.in_flight == 0 or self.outbox or now - self.heard > HEARD_S:
-            self.progress = now
-        elif now - self.progress > GIVE_UP_S:
-            self.lost += self.in_flight
-            self.given_up = self.pushed
+        cumulative, beyond, refused, sequence, reason, _zero = ACK_PAYLOAD.unpack(payload)
+        if cumulative + beyond.bit_length() > self.pushed:
+            return  # of numbers that were never given out
+        self.cumulative = max(self.cumulative, cumulative)
+        self.settled_at = max(self.settled_at, age(head))
+        for number in list(self.on_the_way):
+            if number <= cumulative or beyond >> number - cumulative - 1 & 1:
+                del self.on_the_way[number]
+        if refused > self.refused:
+            self.refused, self.refused_sequence = refused, sequence
+            self.refused_reason = REASONS.get(reason, str(reason))
 
     def frame(self, kind: int, vector, **fields) -> bytes:
         values = numpy.ascontiguousarray(vector, "<f4")
@@ -293,12 +335,15 @@ class Actor:
 
         0: the run was replaced meanwhile, and the gradient means nothing to the new one.
         """
-        self.until(lambda: not self.outbox and self.in_flight < self.window, timeout, "room")
+        self.until(lambda: not self.outbox and self.in_flight < self.window
+                   and self.pushed - self.cumulative < MAP_BITS, timeout, "room")
         if not self.used:
             return 0
         self.pushed += 1
-        self.outbox = self.frame(GRADIENT, gradient, sequence=self.pushed, samples=samples,
-                                 term=self.used[0].term, version=self.used[0].version)
+        sent = Sent(self.frame(GRADIENT, gradient, sequence=self.pushed, samples=samples,
+                               term=self.used[0].term, version=self.used[0].version))
+        self.on_the_way[self.pushed] = sent
+        self.outbox = sent.frame, sent
         self.turn()
         return self.pushed
 
@@ -317,11 +362,11 @@ class Actor:
 def main() -> int:
     """Least squares: the 7 + 1 seeded numbers of y = w.x + b, from batches of this actor's own."""
     wanted, bound, deadline = os.environ.get("GRADQ_ACTOR"), 1e-4, time.monotonic() + 120
-    random = numpy.random.default_rng(100 + int(wanted or 0))
+    generator = numpy.random.default_rng(100 + int(wanted or 0))
     truth = numpy.random.default_rng(1).normal(size=8)
 
     def batch(size: int) -> tuple:
-        x = numpy.c_[random.normal(size=(size, 7)), numpy.ones(size)]  # 1 for the bias
+        x = numpy.c_[generator.normal(size=(size, 7)), numpy.ones(size)]  # 1 for the bias
         return x, x @ truth
 
     all_x, all_y = batch(512)
@@ -337,7 +382,7 @@ def main() -> int:
             actor.push(2 * x.T @ (x @ weights - y) / len(y), len(y))
         actor.wait()
         counts = {name: getattr(actor, name) for name in (
-            "actor", "version", "pushed", "acknowledged", "refused", "refused_reason", "lost")}
+            "actor", "version", "pushed", "acknowledged", "refused", "refused_reason", "resent")}
         print(json.dumps({"loss": float(loss), **counts}), flush=True)
     return 0 if loss < bound else 1
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from conftest import wait_for
-from peer import checkpoint, checkpoints, done, events
+from peer import checkpoint, checkpoints, done, events, kill, read_safetensors
 from peer import service  # noqa: F401
 
 SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
@@ -206,14 +206,63 @@ def test_the_same_rule_resumes_as_if_it_had_never_stopped(service):
         assert numpy.array_equal(array, results[1][name]), name
 
 
-def test_resume_passes_over_a_damaged_newest_checkpoint(service):
+def test_resume_passes_over_a_damaged_newest_checkpoint_and_replays_the_journal(service):
     service.up("--checkpoint-interval-s", 0)
     done(service.client(actor=0, count=3, seed=SEED))
     assert service.optimizer.stop() == 0
     path = service.run / "checkpoints/checkpoint-000000000003.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     service.start_optimizer("--resume")
-    assert service.stats()["optimizer"]["start_version"] == 0
+    assert service.stats()["optimizer"]["start_version"] == 3
     assert "damaged" in service.optimizer.stderr
+    # Asked for, so it is written although the version is the same.
+    service.optimizer.signal(signal.SIGUSR1)
+    wait_for(lambda: path.read_bytes() != sound[:-1] + bytes([sound[-1] ^ 1])
+             and checkpoint(service.run, 3)[1]["term"] == "2", 20, "a sound one in its place")
+    path.with_name("before").write_bytes(sound)
+    assert numpy.array_equal(read_safetensors(path.with_name("before"))[0]["w"],
+                             checkpoint(service.run, 3)[0]["w"])
+    service.alive()
+
+
+def test_every_version_of_a_kept_journal_can_be_reproduced(service):
+    service.up("--optimizer", "adam", "--journal", "keep", "--checkpoints-kept", 100,
+               "--checkpoint-interval-s", 0)
+    wire = service.wire()
+    socket = wire.subscribe()
+    published = []
+    for version, gradient in enumerate(vectors(6), 1):
+        wire.push(gradient)
+        assert wire.settled().version == version
+        published.append(newest(wire, socket, version))
+    assert service.optimizer.stop() == 0
+    out = service.directory / "out.safetensors"
+    for version, vector in enumerate(published, 1):
+        assert f"version {version} weights" in service.replay("--until", str(version), "--out", out)
+        assert numpy.array_equal(read_safetensors(out)[0]["w"], vector)
+
+
+@pytest.mark.parametrize("weights", ["equal", "samples"])
+def test_a_step_that_was_half_aggregated_survives_a_kill(service, weights):
+    """Three gradients a step; killed with two of them in hand, which nobody has acknowledged."""
+    words = ("--aggregate", 3, "--aggregate-weights", weights, "--checkpoint-interval-s", 0)
+    service.up(*words)
+    wires = [service.wire(actor=i) for i in range(3)]
+    gradients, samples = vectors(3), [3, 5, 20]
+    for wire, gradient, count in zip(wires[:2], gradients, samples):
+        wire.push(gradient, samples=count)
+        service.until(lambda s, n=count: s["optimizer"]["lsn"] >= 4 + samples.index(n) + 1,
+                      "a term, three grants and it in the journal")
+    kill(service.optimizer)
+    service.start_optimizer("--resume", *words)
+    socket = wires[0].subscribe()
+    wires[2].push(gradients[2], samples=samples[2])
+    for wire in wires:
+        assert wire.settled().version == 1
+    by = samples if weights == "samples" else [1, 1, 1]
+    mean = sum(k * g.astype(numpy.float64) for k, g in zip(by, gradients)) / sum(by)
+    # Against a float64 twin: three products and sums and one scaling in float32.
+    numpy.testing.assert_allclose(newest(wires[0], socket, 1), -mean, rtol=0, atol=5 * 2**-24)
+    assert service.optimizer.stop() == 0
+    assert "version 1 weights" in service.replay("--verify")

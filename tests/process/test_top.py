@@ -25,9 +25,9 @@ import zmq
 TOP = os.path.join(os.environ.get("BUILD", "build"), "gradq-top")
 WAIT_S = 20
 
-ACTORS = [{"id": 0, "state": "alive", "pushed": 9, "acknowledged": 8, "lost": 0, "received": 9,
+ACTORS = [{"id": 0, "state": "alive", "pushed": 9, "acknowledged": 8, "resent": 0, "received": 9,
            "return_mean": 21.5, "last_seen_ms": 12},
-          {"id": 3, "state": "silent", "pushed": 4, "acknowledged": 4, "lost": 1, "received": 4,
+          {"id": 3, "state": "silent", "pushed": 4, "acknowledged": 4, "resent": 1, "received": 4,
            "return_mean": None, "last_seen_ms": 8000}]
 
 
@@ -61,15 +61,16 @@ class Broker:
 
     def stats(self):
         received = 10 * self.asked
-        return {"op": "stats", "ok": True, "run": "ab" * 16, "address": self.address,
+        return {"op": "stats", "ok": True, "address": self.address,
                 "uptime_ms": 1000,
                 "queue": {"depth": self.depth, "capacity": 10, "bytes": 640,
                           "bytes_capacity": 1 << 28, "received": received,
                           "delivered": received - self.depth, "refused": 0, "malformed": 0},
                 "relay": {"weights": 1, "acks": 1, "subscribers": 2},
-                "optimizer": {"state": "alive", "name": "adam", "version": 7, "term": 1,
+                "optimizer": {"state": "alive", "run": "ab" * 16, "name": "adam",
+                              "version": 7, "term": 1,
                               "applied": 7, "rejected": 0, "rejected_by": {}, "duplicates": 0,
-                              "lost": 0, "staleness_p50": 1, "staleness_p99": 4,
+                              "lsn": 9, "staleness_p50": 1, "staleness_p99": 4,
                               "apply_us_p50": 12, "last_seen_ms": 3},
                 "actors": ACTORS}
 

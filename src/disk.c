@@ -1,0 +1,261 @@
+/*
+ * A directory of the real file system as a disk.
+ *
+ * EINTR and short writes are finished here.  A failed fsync is never tried again: the kernel may
+ * have dropped the pages, and a second success would lie.
+ */
+#include "disk.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "crash.h"
+
+typedef struct directory {
+    gq_disk base;
+    int directory_fd;
+    int file_fd;      /* the open file, -1: none */
+    int name_pending; /* the open file's name is not known to be on the disk yet */
+} directory;
+
+static gq_status
+status_of (int reason)
+{
+    switch (reason) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        return GQ_FULL;
+    case ENOENT:
+        return GQ_NOTFOUND;
+    default:
+        return GQ_IO;
+    }
+}
+
+static int
+by_name (const void *a, const void *b)
+{
+    return strcmp (*(char *const *)a, *(char *const *)b);
+}
+
+/* The names with the prefix, one behind the other, in a block to free; NULL: errno says why.  In
+ * one pass, for between two the directory may change; and a directory that cannot be read to its
+ * end is an error: a journal must not look shorter than it is. */
+static char *
+gather (DIR *entries, const char *prefix, size_t *count, size_t *bytes)
+{
+    size_t capacity = 4096;
+    char *text = malloc (capacity);
+    *count = *bytes = 0;
+    if (text == NULL)
+        return NULL; /* errno is ENOMEM */
+    errno = 0;
+    for (struct dirent *entry; (entry = readdir (entries)) != NULL; errno = 0) {
+        size_t size = strlen (entry->d_name) + 1;
+        if (strncmp (entry->d_name, prefix, strlen (prefix)) != 0)
+            continue;
+        if (*bytes + size > capacity) {
+            char *larger = realloc (text, capacity *= 2); /* a name is below 4096 bytes */
+            if (larger == NULL)
+                break; /* errno is ENOMEM */
+            text = larger;
+        }
+        memcpy (text + *bytes, entry->d_name, size);
+        *count += 1;
+        *bytes += size;
+    }
+    if (errno == 0)
+        return text;
+    free (text);
+    return NULL;
+}
+
+static gq_status
+directory_list (gq_disk *disk, const char *prefix, char ***names, size_t *count)
+{
+    directory *self = (directory *)disk;
+    size_t bytes;
+    int fd = openat (self->directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *entries = fd < 0 ? NULL : fdopendir (fd);
+    if (entries == NULL) {
+        if (fd >= 0)
+            close (fd);
+        return GQ_IO;
+    }
+    char *text = gather (entries, prefix, count, &bytes);
+    int reason = errno;
+    closedir (entries);
+    if (text == NULL)
+        return reason == ENOMEM ? GQ_MEMORY : GQ_IO;
+    *names = malloc ((*count + 1) * sizeof **names + bytes);
+    if (*names != NULL) {
+        char *at = memcpy (*names + *count + 1, text, bytes);
+        for (size_t i = 0; i < *count; i++, at += strlen (at) + 1)
+            (*names)[i] = at;
+        qsort (*names, *count, sizeof **names, by_name);
+    }
+    free (text);
+    return *names == NULL ? GQ_MEMORY : GQ_OK;
+}
+
+static gq_status
+directory_map (gq_disk *disk, const char *name, const uint8_t **bytes, size_t *size)
+{
+    directory *self = (directory *)disk;
+    struct stat info;
+    int fd = openat (self->directory_fd, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return status_of (errno);
+    if (fstat (fd, &info) != 0) {
+        close (fd);
+        return GQ_IO;
+    }
+    static const uint8_t nothing[1];
+    void *memory = (void *)(uintptr_t)nothing;
+    if (info.st_size > 0)
+        memory = mmap (NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close (fd);
+    if (memory == MAP_FAILED)
+        return GQ_IO;
+    *bytes = memory;
+    *size = (size_t)info.st_size;
+    return GQ_OK;
+}
+
+static void
+directory_unmap (gq_disk *disk, const uint8_t *bytes, size_t size)
+{
+    (void)disk;
+    if (size > 0)
+        munmap ((void *)(uintptr_t)bytes, size);
+}
+
+static gq_status
+directory_open (gq_disk *disk, const char *name, uint64_t size)
+{
+    directory *self = (directory *)disk;
+    if (self->file_fd >= 0)
+        close (self->file_fd);
+    self->file_fd = openat (self->directory_fd, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (self->file_fd < 0) /* ENOENT: the directory itself is gone */
+        return errno == ENOENT ? GQ_IO : status_of (errno);
+    self->name_pending = 1;
+    if (ftruncate (self->file_fd, (off_t)size) != 0 ||
+        lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
+        return status_of (errno);
+    return GQ_OK;
+}
+
+static gq_status
+directory_append (gq_disk *disk, const struct iovec *parts, int count)
+{
+    directory *self = (directory *)disk;
+    for (int i = 0; i < count; i++) {
+        if (i > 0)
+            gq_crash_point ("appending");
+        const uint8_t *at = parts[i].iov_base;
+        size_t left = parts[i].iov_len;
+        while (left > 0) {
+            ssize_t written = write (self->file_fd, at, left);
+            if (written < 0 && errno != EINTR)
+                return status_of (errno);
+            if (written > 0) {
+                at += written;
+                left -= (size_t)written;
+            }
+        }
+    }
+    return GQ_OK;
+}
+
+static gq_status
+directory_cut (gq_disk *disk, uint64_t size)
+{
+    directory *self = (directory *)disk;
+    if (ftruncate (self->file_fd, (off_t)size) != 0 ||
+        lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
+        return GQ_IO;
+    return GQ_OK;
+}
+
+static gq_status
+directory_sync (gq_disk *disk)
+{
+    directory *self = (directory *)disk;
+    if (fdatasync (self->file_fd) != 0)
+        return GQ_IO;
+    if (self->name_pending && fsync (self->directory_fd) != 0)
+        return GQ_IO;
+    self->name_pending = 0;
+    return GQ_OK;
+}
+
+static gq_status
+directory_remove (gq_disk *disk, const char *name)
+{
+    directory *self = (directory *)disk;
+    return unlinkat (self->directory_fd, name, 0) == 0 ? GQ_OK : status_of (errno);
+}
+
+static void
+directory_close (gq_disk **disk_p)
+{
+    directory *self = (directory *)*disk_p;
+    if (self == NULL)
+        return;
+    if (self->file_fd >= 0)
+        close (self->file_fd);
+    close (self->directory_fd);
+    free (self);
+    *disk_p = NULL;
+}
+
+static const gq_disk_ops directory_ops = {.list = directory_list,
+                                          .map = directory_map,
+                                          .unmap = directory_unmap,
+                                          .open = directory_open,
+                                          .append = directory_append,
+                                          .cut = directory_cut,
+                                          .sync = directory_sync,
+                                          .remove = directory_remove,
+                                          .close = directory_close};
+
+gq_status
+gq_disk_open (gq_disk **disk_p, const char *path, gq_error *error)
+{
+    *disk_p = NULL;
+    if (mkdir (path, 0755) != 0 && errno != EEXIST)
+        return gq_fail (error, GQ_IO, "cannot create %s: %s", path, strerror (errno));
+    directory *self = calloc (1, sizeof *self);
+    if (self == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    self->base.ops = &directory_ops;
+    self->file_fd = -1;
+    self->directory_fd = open (path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (self->directory_fd < 0) {
+        free (self);
+        return gq_fail (error, GQ_IO, "cannot open %s: %s", path, strerror (errno));
+    }
+    /* The directory's own name: without it nothing in it survives a loss of power.  A parent that
+     * may not be read cannot be synced. */
+    int parent_fd = openat (self->directory_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = parent_fd >= 0 && fsync (parent_fd) != 0;
+    int reason = errno;
+    if (parent_fd >= 0)
+        close (parent_fd);
+    *disk_p = &self->base;
+    if (failed) {
+        directory_close (disk_p);
+        return gq_fail (error, GQ_IO, "cannot sync the parent of %s: %s", path, strerror (reason));
+    }
+    return GQ_OK;
+}
