@@ -26,7 +26,8 @@ typedef struct gq_bench_point {
     uint32_t actors; /* 1 .. GQ_BENCH_ACTORS_MAX */
     uint32_t window; /* gradients that each may have on the way */
     const char *lane;
-    double seconds; /* of each measurement, after its warm-up */
+    const char *journal; /* as --journal of the optimizer */
+    double seconds;      /* of each measurement, after its warm-up */
     /* Of the update rule, as in gq_rule_load. */
     const char *optimizer;
     const char *plugins;
@@ -122,7 +123,7 @@ typedef struct gq_bench_loop {
 /*
  * The whole loop: broker and optimizer as processes, actors as threads that take the newest
  * weights, copy a gradient in, commit it, and with `window` of them on the way wait for the oldest.
- * GQ_OK.  GQ_TIMEOUT: nothing came back in time.  GQ_REFUSED: a gradient was refused or lost, so
+ * GQ_OK.  GQ_TIMEOUT: nothing came back in time.  GQ_REFUSED: a gradient was refused, so
  * the rate would be none.  GQ_CLOSED, GQ_IO, GQ_MEMORY, and as gq_client_open.
  */
 GQ_CHECK gq_status gq_bench_loop_rate (gq_bench_loop *figures, const gq_bench_point *point,

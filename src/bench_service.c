@@ -152,7 +152,9 @@ launch_optimizer (gq_bench_service *service, const gq_bench_point *point, gq_err
                            "--log-level",
                            point->log_level,
                            "--checkpoint-interval-s",
-                           "0"};
+                           "0",
+                           "--journal",
+                           point->journal};
     const char **words = calloc (WORDS_MAX + 2 * point->set_count, sizeof *words);
     if (words == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");

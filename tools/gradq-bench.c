@@ -34,6 +34,7 @@ typedef struct machine {
 typedef struct figures {
     gq_bench_kernel kernel;
     gq_bench_loop loop;
+    gq_bench_loop unjournaled; /* the same with --journal off */
     double one_hop_per_s, two_hops_per_s, tight_hops_per_s;
     gq_bench_echo echo; /* frames as large as the gradients, as many on the way as in the loop */
 } figures;
@@ -171,14 +172,14 @@ static void
 print_row (bench *self, const figures *f)
 {
     if (self->rows++ % HEADER_EVERY == 0)
-        printf ("%10s %6s %6s %6s %11s %12s %6s %14s %14s %10s %9s %9s\n", "params", "actors",
-                "lane", "window", "loop_per_s", "kernel_per_s", "ratio", "zmq_1hop_per_s",
-                "zmq_2hop_per_s", "ratio_2hop", "p50_us", "p99_us");
-    printf ("%10llu %6u %6s %6u %11.1f %12.1f %6.3f %14.1f %14.1f %10.3f %9.1f %9.1f\n",
+        printf ("%10s %6s %6s %6s %11s %11s %12s %6s %14s %14s %10s %9s %9s\n", "params", "actors",
+                "lane", "window", "loop_per_s", "no_journal", "kernel_per_s", "ratio",
+                "zmq_1hop_per_s", "zmq_2hop_per_s", "ratio_2hop", "p50_us", "p99_us");
+    printf ("%10llu %6u %6s %6u %11.1f %11.1f %12.1f %6.3f %14.1f %14.1f %10.3f %9.1f %9.1f\n",
             (unsigned long long)self->point.params, self->point.actors, f->loop.lane,
-            self->point.window, f->loop.per_s, f->kernel.per_s, f->loop.per_s / f->kernel.per_s,
-            f->one_hop_per_s, f->two_hops_per_s, f->loop.per_s / f->two_hops_per_s, f->loop.p50_us,
-            f->loop.p99_us);
+            self->point.window, f->loop.per_s, f->unjournaled.per_s, f->kernel.per_s,
+            f->loop.per_s / f->kernel.per_s, f->one_hop_per_s, f->two_hops_per_s,
+            f->loop.per_s / f->two_hops_per_s, f->loop.p50_us, f->loop.p99_us);
 }
 
 static gq_status
@@ -186,12 +187,14 @@ print_json (const bench *self, const figures *f, gq_error *error)
 {
     const gq_bench_point *point = &self->point;
     json_t *row = json_pack (
-        "{s:I, s:i, s:s, s:i, s:b, s:s, s:s, s:f, s:I,"
+        "{s:I, s:i, s:s, s:i, s:b, s:s, s:s, s:f, s:I, s:f, s:f,"
         " s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f,"
         " s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:i}",
         "params", (json_int_t)point->params, "actors", (int)point->actors, "lane", f->loop.lane,
-        "window", (int)point->window, "journal", 0, "optimizer", point->optimizer, "cpu",
+        "window", (int)point->window, "journal", 1, "optimizer", point->optimizer, "cpu",
         f->kernel.cpu, "seconds", f->loop.seconds, "gradients", (json_int_t)f->loop.gradients,
+        "unjournaled_per_s", f->unjournaled.per_s, "journal_ratio",
+        f->loop.per_s / f->unjournaled.per_s,
         /* the loop */
         "loop_per_s", f->loop.per_s, "kernel_per_s", f->kernel.per_s, "ratio",
         f->loop.per_s / f->kernel.per_s, "p50_us", f->loop.p50_us, "p99_us", f->loop.p99_us,
@@ -217,7 +220,7 @@ print_json (const bench *self, const figures *f, gq_error *error)
 static gq_status
 measure_point (bench *self, figures *f, gq_error *error)
 {
-    const gq_bench_point *point = &self->point;
+    gq_bench_point *point = &self->point;
     uint64_t bytes = GQ_FRAME_HEADER_BYTES + point->params * sizeof (float);
     gq_status status = gq_bench_hops (&f->one_hop_per_s, bytes, 1, GQ_BENCH_ROOMY, point, error);
     if (status == GQ_OK)
@@ -226,6 +229,10 @@ measure_point (bench *self, figures *f, gq_error *error)
         status = gq_bench_hops (&f->tight_hops_per_s, bytes, 2, GQ_BENCH_TIGHT, point, error);
     if (status == GQ_OK && self->json)
         status = gq_bench_echo_rate (&f->echo, bytes, point->actors * point->window, point, error);
+    point->journal = "off";
+    if (status == GQ_OK)
+        status = gq_bench_loop_rate (&f->unjournaled, point, error);
+    point->journal = "recycle";
     if (status == GQ_OK)
         status = gq_bench_loop_rate (&f->loop, point, error);
     if (status == GQ_OK && self->json)

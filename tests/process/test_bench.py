@@ -17,8 +17,8 @@ QUICK = ["--seconds", "0.1", "--params", "1000"]
 # Long enough to be met in the middle of its loop, whatever else the machine does.
 SLOW_LOOP = ["--seconds", "1", "--params", "1000", "--actors", "2"]
 RUN_S = 100
-COLUMNS = ["params", "actors", "lane", "window", "loop_per_s", "kernel_per_s", "ratio",
-           "zmq_1hop_per_s", "zmq_2hop_per_s", "ratio_2hop", "p50_us", "p99_us"]
+COLUMNS = ["params", "actors", "lane", "window", "loop_per_s", "no_journal", "kernel_per_s",
+           "ratio", "zmq_1hop_per_s", "zmq_2hop_per_s", "ratio_2hop", "p50_us", "p99_us"]
 # Printed with three digits after the point.
 HALF_A_DIGIT = 0.0005
 
@@ -73,7 +73,7 @@ def test_a_json_line_a_point_whose_ratios_follow_from_its_rates(start):
     assert [(row["params"], row["actors"]) for row in rows] == [(1000, 1), (1000, 2), (2000, 1),
                                                                 (2000, 2)]
     for row in rows:
-        assert row["lane"] == "inline" and row["window"] == 3 and row["journal"] is False
+        assert row["lane"] == "inline" and row["window"] == 3 and row["journal"] is True
         assert row["optimizer"] == "lion" and row["cores"] >= 1 and row["machine"] and row["cpu"]
         for name in ("loop_per_s", "kernel_per_s", "zmq_1hop_per_s", "zmq_2hop_per_s",
                      "zmq_2hop_tight_per_s", "zmq_echo_per_s", "zmq_small_p50_us",
@@ -82,6 +82,7 @@ def test_a_json_line_a_point_whose_ratios_follow_from_its_rates(start):
         assert row["versions_per_s"] >= 0 and row["seen_per_s"] >= 0
         assert row["p50_us"] <= row["p99_us"] <= row["max_us"]
         assert row["ratio"] == pytest.approx(row["loop_per_s"] / row["kernel_per_s"])
+        assert row["journal_ratio"] == pytest.approx(row["loop_per_s"] / row["unjournaled_per_s"])
         assert row["ratio_2hop"] == pytest.approx(row["loop_per_s"] / row["zmq_2hop_per_s"])
         assert row["loop_per_s"] == pytest.approx(row["gradients"] / row["seconds"])
         # Lion reads weights, gradient and momentum, and writes weights and momentum: 4 bytes each.
