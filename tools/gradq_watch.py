@@ -244,8 +244,10 @@ class Watch:
         record.write(json.dumps(figures) + "\n")
         record.flush()
         self.line.show(
-            f"{elapsed:6.0f} s  {self.episodes.steps:,} steps  {steps_per_s:,.0f} steps/s  "
+            # What matters most stands first: a narrow terminal cuts the end.
+            f"{elapsed:6.0f} s  {self.episodes.steps:,} steps  "
+            f"return {number(mean, '{:.1f}')} ({min(self.episodes.count, WINDOW)} episodes)  "
+            f"{steps_per_s:,.0f} steps/s  "
             f"{number(figures['gradients_per_s'])} gradients/s  "
             f"depth {number(figures['depth'])}/{number(figures['capacity'])}  "
-            f"staleness {number(figures['staleness_p50'])}/{number(figures['staleness_p99'])}  "
-            f"return {number(mean, '{:.1f}')} ({min(self.episodes.count, WINDOW)} episodes)", now)
+            f"staleness {number(figures['staleness_p50'])}/{number(figures['staleness_p99'])}", now)
