@@ -13,6 +13,18 @@ typedef struct replayer {
     gq_core *core;
 } replayer;
 
+/* text[size], which no NUL ends, as a string. */
+static char *
+copy_text (const char *text, size_t size)
+{
+    char *copy = malloc (size + 1);
+    if (copy != NULL) {
+        memcpy (copy, text, size);
+        copy[size] = '\0';
+    }
+    return copy;
+}
+
 /* The life that `text` describes takes over: load its rule. */
 static gq_status
 load_life (gq_recovery *self, const char *text, size_t size, gq_rule **rule, gq_error *error)
@@ -24,7 +36,7 @@ load_life (gq_recovery *self, const char *text, size_t size, gq_rule **rule, gq_
     if (status != GQ_OK)
         return gq_fail (error, status, "the settings of a term are not readable");
     status = gq_life_load (&life, rule, self->plugins, self->cpu, NULL, error);
-    char *copy = status == GQ_OK ? strndup (text, size) : NULL;
+    char *copy = status == GQ_OK ? copy_text (text, size) : NULL;
     if (status == GQ_OK && copy == NULL) {
         gq_rule_free (rule);
         status = gq_fail (error, GQ_MEMORY, "out of memory");
