@@ -1,6 +1,7 @@
 # gradq.  `make help` lists the targets; `make run` and `make test` install what they need first.
 #
 #   V=1                        show the commands
+#   PARTS='unit programs process'  which tests test, asan and tsan run
 #   SANITIZE=address|thread    build into build/<name> with that sanitizer (asan and tsan do it)
 #   CFLAGS='-O3 -g'            optimisation and debugging; the rest is below
 #   PREFIX= DESTDIR=           where `make install` puts things
@@ -143,7 +144,7 @@ clean: ## remove build/
 # The tests of one build: all of them, or without a sanitizer that cannot run Criterion.
 check:
 	@$(MAKE) --no-print-directory $(JOBS) tests
-	@/usr/bin/python3 tests/run.py $(CURDIR)/$(BUILD)
+	@/usr/bin/python3 tests/run.py $(CURDIR)/$(BUILD) $(PARTS)
 tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(CHAOS_CLIENT) $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
 
 # Programs look for their plug-ins beside themselves, so they lie together; bin/ has links.

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Run every test of one build and say at the end what passed and what failed.
 
-Usage: tests/run.py BUILD_DIRECTORY
+Usage: tests/run.py BUILD_DIRECTORY [unit] [programs] [process]
 
 Unit tests (Criterion), programs with a plain main (threads, simulation) and process tests (pytest)
 are three different things to start; this is the one place that knows how, with which sanitizer
@@ -64,6 +64,7 @@ def run(command: list, env: dict, **more) -> tuple:
     return status, "".join(lines)
 
 
+PARTS = ["unit", "programs", "process"]
 # Process tests wait for processes more than they compute.
 PROCESS_WORKERS = 3
 
@@ -118,22 +119,25 @@ def run_process(build: Path, env: dict) -> Result:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    parts = sys.argv[2:] or PARTS
+    if len(sys.argv) < 2 or not set(parts) <= set(PARTS):
         print(__doc__, file=sys.stderr)
         return 2
     build = Path(sys.argv[1]).resolve()
     sanitized = build.name in ("address", "thread")
     env = environment(build)
     results = []
-    print("== unit tests", flush=True)
-    if build.name == "thread":
+    if "unit" in parts and build.name == "thread":
         print("Criterion cannot run under ThreadSanitizer; see the programs")
-    else:
+    elif "unit" in parts:
+        print("== unit tests", flush=True)
         results.append(run_unit(build, env, SANITIZED_FACTOR if sanitized else 1))
-    print("== programs", flush=True)
-    results.append(run_programs(build, env))
-    print("== process tests", flush=True)
-    results.append(run_process(build, env))
+    if "programs" in parts:
+        print("== programs", flush=True)
+        results.append(run_programs(build, env))
+    if "process" in parts:
+        print("== process tests", flush=True)
+        results.append(run_process(build, env))
 
     print(f"== summary of {os.path.relpath(build, ROOT)}")
     for result in results:
