@@ -20,8 +20,9 @@ gq_sequences_has (const gq_sequences *set, uint64_t sequence)
 void
 gq_sequences_add (gq_sequences *set, uint64_t sequence)
 {
-    assert (sequence > set->cumulative && sequence - set->cumulative <= MAP_BITS);
-    set->beyond |= (uint64_t)1 << (sequence - set->cumulative - 1);
+    uint64_t bit = sequence - set->cumulative - 1; /* huge for one that is in the set */
+    assert (bit < MAP_BITS);
+    set->beyond |= (uint64_t)1 << bit;
     while (set->beyond & 1) {
         set->beyond >>= 1;
         set->cumulative++;
