@@ -72,6 +72,7 @@ TEST_PROGRAMS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/main_*.c))
 # The simulator brings its own checkpoint files and crash points.
 SIM_OBJ       := $(call objects,tests/main_sim.c tests/sim/*.c tests/memory_disk.c)
 CHAOS_CLIENT  := $(BUILD)/tests/chaos_client
+FAULTS        := $(BUILD)/tests/faults_shim.so
 FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
 # ---- what to do ----
@@ -145,7 +146,8 @@ clean: ## remove build/
 check:
 	@$(MAKE) --no-print-directory $(JOBS) tests
 	@/usr/bin/python3 tests/run.py $(CURDIR)/$(BUILD) $(PARTS)
-tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(CHAOS_CLIENT) $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
+tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(CHAOS_CLIENT) $(FAULTS) \
+       $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
 
 # Programs look for their plug-ins beside themselves, so they lie together; bin/ has links.
 home     := $(PREFIX)/lib/gradq
@@ -231,6 +233,12 @@ $(CHAOS_CLIENT): $(BUILD)/obj/tests/chaos/client.o $(LIB)
 	@mkdir -p $(@D)
 	@echo "  link  $@"
 	$(Q)$(LINK) $(LIBS)
+
+# Stands in front of libc (LD_PRELOAD), for tests/process/test_faults.py.
+$(FAULTS): tests/faults/shim.c $(BUILD)/flags
+	@mkdir -p $(@D) $(BUILD)/obj/$(<D)
+	@echo "  cc    $@"
+	$(Q)$(COMPILE) $(LD_FLAGS) -shared -o $@ $< -ldl
 
 # libFuzzer comes with clang.  A fuzzer is compiled whole, its target and all of src/ instrumented.
 build/fuzz/fuzz_journal: optimizer/journal.c optimizer/journal_read.c tests/memory_disk.c

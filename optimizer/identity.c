@@ -13,6 +13,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "file.h"
 #include "hex.h"
 
 #define EPOCH_BLOCK 1024
@@ -26,11 +27,10 @@ io_error (const char *path, gq_error *error)
 static int
 write_synced (const char *path, const char *text)
 {
-    int fd = open (path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd = gq_file_open (AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0)
         return -1;
-    size_t size = strlen (text);
-    int rc = write (fd, text, size) == (ssize_t)size && fsync (fd) == 0 ? 0 : -1;
+    int rc = gq_file_write (fd, text, strlen (text)) == 0 && gq_file_sync (fd) == 0 ? 0 : -1;
     return close (fd) == 0 ? rc : -1;
 }
 
@@ -50,8 +50,8 @@ store (const gq_identity *identity, gq_error *error)
     char directory[PATH_MAX];
     memcpy (directory, identity->path, sizeof directory);
     *strrchr (directory, '/') = '\0';
-    int fd = open (directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc = fd < 0 ? -1 : fsync (fd);
+    int fd = gq_file_open (AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    int rc = fd < 0 ? -1 : gq_file_sync (fd);
     if (fd >= 0)
         close (fd);
     return rc == 0 ? GQ_OK : io_error (identity->path, error);

@@ -1,8 +1,7 @@
 /*
  * A directory of the real file system as a disk.
  *
- * EINTR and short writes are finished here.  A failed fsync is never tried again: the kernel may
- * have dropped the pages, and a second success would lie.
+ * EINTR and short writes are finished (file.h); any other failure is the caller's to give up on.
  */
 #include "disk.h"
 
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "crash.h"
+#include "file.h"
 
 typedef struct directory {
     gq_disk base;
@@ -84,7 +84,7 @@ directory_list (gq_disk *disk, const char *prefix, char ***names, size_t *count)
 {
     directory *self = (directory *)disk;
     size_t bytes;
-    int fd = openat (self->directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = gq_file_open (self->directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     DIR *entries = fd < 0 ? NULL : fdopendir (fd);
     if (entries == NULL) {
         if (fd >= 0)
@@ -112,7 +112,7 @@ directory_map (gq_disk *disk, const char *name, const uint8_t **bytes, size_t *s
 {
     directory *self = (directory *)disk;
     struct stat info;
-    int fd = openat (self->directory_fd, name, O_RDONLY | O_CLOEXEC);
+    int fd = gq_file_open (self->directory_fd, name, O_RDONLY | O_CLOEXEC, 0);
     if (fd < 0)
         return status_of (errno);
     if (fstat (fd, &info) != 0) {
@@ -145,11 +145,11 @@ directory_open (gq_disk *disk, const char *name, uint64_t size)
     directory *self = (directory *)disk;
     if (self->file_fd >= 0)
         close (self->file_fd);
-    self->file_fd = openat (self->directory_fd, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    self->file_fd = gq_file_open (self->directory_fd, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (self->file_fd < 0) /* ENOENT: the directory itself is gone */
         return errno == ENOENT ? GQ_IO : status_of (errno);
     self->name_pending = 1;
-    if (ftruncate (self->file_fd, (off_t)size) != 0 ||
+    if (gq_file_resize (self->file_fd, (off_t)size) != 0 ||
         lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
         return status_of (errno);
     return GQ_OK;
@@ -162,17 +162,8 @@ directory_append (gq_disk *disk, const struct iovec *parts, int count)
     for (int i = 0; i < count; i++) {
         if (i > 0)
             gq_crash_point ("appending");
-        const uint8_t *at = parts[i].iov_base;
-        size_t left = parts[i].iov_len;
-        while (left > 0) {
-            ssize_t written = write (self->file_fd, at, left);
-            if (written < 0 && errno != EINTR)
-                return status_of (errno);
-            if (written > 0) {
-                at += written;
-                left -= (size_t)written;
-            }
-        }
+        if (gq_file_write (self->file_fd, parts[i].iov_base, parts[i].iov_len) != 0)
+            return status_of (errno);
     }
     return GQ_OK;
 }
@@ -181,7 +172,7 @@ static gq_status
 directory_cut (gq_disk *disk, uint64_t size)
 {
     directory *self = (directory *)disk;
-    if (ftruncate (self->file_fd, (off_t)size) != 0 ||
+    if (gq_file_resize (self->file_fd, (off_t)size) != 0 ||
         lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
         return GQ_IO;
     return GQ_OK;
@@ -191,9 +182,9 @@ static gq_status
 directory_sync (gq_disk *disk)
 {
     directory *self = (directory *)disk;
-    if (fdatasync (self->file_fd) != 0)
+    if (gq_file_sync_data (self->file_fd) != 0)
         return GQ_IO;
-    if (self->name_pending && fsync (self->directory_fd) != 0)
+    if (self->name_pending && gq_file_sync (self->directory_fd) != 0)
         return GQ_IO;
     self->name_pending = 0;
     return GQ_OK;
@@ -240,15 +231,15 @@ gq_disk_open (gq_disk **disk_p, const char *path, gq_error *error)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     self->base.ops = &directory_ops;
     self->file_fd = -1;
-    self->directory_fd = open (path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    self->directory_fd = gq_file_open (AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     if (self->directory_fd < 0) {
         free (self);
         return gq_fail (error, GQ_IO, "cannot open %s: %s", path, strerror (errno));
     }
     /* The directory's own name: without it nothing in it survives a loss of power.  A parent that
      * may not be read cannot be synced. */
-    int parent_fd = openat (self->directory_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int failed = parent_fd >= 0 && fsync (parent_fd) != 0;
+    int parent_fd = gq_file_open (self->directory_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    int failed = parent_fd >= 0 && gq_file_sync (parent_fd) != 0;
     int reason = errno;
     if (parent_fd >= 0)
         close (parent_fd);

@@ -24,6 +24,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "file.h"
+
+/* Linux moves at most 0x7ffff000 bytes in one read; 1 GiB is below that everywhere. */
+#define READ_BYTES_MAX ((size_t)1 << 30)
+
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "tensor data is little-endian and is used in place");
 
@@ -334,8 +339,7 @@ read_all (int fd, uint8_t *bytes, size_t size)
 {
     for (size_t done = 0; done < size;) {
         const size_t rest = size - done;
-        ssize_t got =
-            read (fd, bytes + done, rest < GQ_TRANSFER_BYTES_MAX ? rest : GQ_TRANSFER_BYTES_MAX);
+        ssize_t got = read (fd, bytes + done, rest < READ_BYTES_MAX ? rest : READ_BYTES_MAX);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
@@ -391,7 +395,7 @@ gq_safetensors_read (gq_safetensors **file_p, const char *path, gq_error *error)
 {
     *file_p = NULL;
     /* O_NONBLOCK: opening a FIFO must not wait for a writer; regular files ignore it. */
-    int fd = open (path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = gq_file_open (AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0)
         return gq_fail (error, errno == ENOENT ? GQ_NOTFOUND : GQ_IO, "%s: %s", path,
                         strerror (errno));

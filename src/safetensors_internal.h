@@ -11,8 +11,6 @@
 /* The little-endian length in front of the header. */
 #define GQ_PREFIX_BYTES 8
 #define GQ_METADATA_KEY "__metadata__"
-/* Linux moves at most 0x7ffff000 bytes in one read or write; 1 GiB is below that everywhere. */
-#define GQ_TRANSFER_BYTES_MAX ((size_t)1 << 30)
 
 /* "F32"; NULL for GQ_DTYPE_OTHER and values that are no gq_dtype. */
 const char *gq_dtype_word (gq_dtype dtype);

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "crash.h"
+#include "file.h"
 
 #define DATA_ALIGNMENT  64  /* a cache line: data of a mapped file can be used in place */
 #define TEMP_NAME_TRIES 100 /* leftovers of dead processes with our id; more is something else */
@@ -157,24 +158,6 @@ make_head (const gq_tensor *tensors, size_t count, const gq_meta *meta, size_t m
 
 /* ---- file ------------------------------------------------------------------------------- */
 
-/* All of bytes[size]; 0 or -1 with errno. */
-static int
-write_all (int fd, const void *bytes, uint64_t size)
-{
-    const uint8_t *next = bytes;
-    while (size > 0) {
-        const size_t part = size < GQ_TRANSFER_BYTES_MAX ? (size_t)size : GQ_TRANSFER_BYTES_MAX;
-        ssize_t done = write (fd, next, part);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done < 0)
-            return -1;
-        next += done;
-        size -= (uint64_t)done;
-    }
-    return 0;
-}
-
 /* Create a new file beside `target`; its name goes to *temp_p.  The descriptor, or -1 with errno.
  * Not mkstemp: its mode 0600 would hide checkpoints from a group that the umask lets read. */
 static int
@@ -188,7 +171,7 @@ open_temp (const char *target, char **temp_p)
             errno = ENOMEM;
             return -1;
         }
-        int fd = open (temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        int fd = gq_file_open (AT_FDCWD, temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd >= 0) {
             *temp_p = temp;
             return fd;
@@ -206,7 +189,7 @@ open_directory_of (const char *target)
     char *copy = strdup (target);
     if (copy == NULL)
         return -1;
-    int fd = open (dirname (copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = gq_file_open (AT_FDCWD, dirname (copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
     const int saved = errno;
     free (copy);
     errno = saved;
@@ -217,11 +200,11 @@ open_directory_of (const char *target)
 static int
 fill (int fd, const uint8_t *head, size_t head_bytes, const gq_tensor *tensors, size_t count)
 {
-    int failed = write_all (fd, head, head_bytes);
+    int failed = gq_file_write (fd, head, head_bytes);
     for (size_t i = 0; i < count && failed == 0; i++)
-        failed = write_all (fd, tensors[i].data, tensors[i].bytes);
+        failed = gq_file_write (fd, tensors[i].data, tensors[i].bytes);
     if (failed == 0)
-        failed = fsync (fd);
+        failed = gq_file_sync (fd);
     const int saved = errno;
     if (close (fd) != 0 && failed == 0)
         return -1;
@@ -249,7 +232,7 @@ replace (const char *target, const uint8_t *head, size_t head_bytes, const gq_te
     } else if (rename (temp, target) != 0) {
         status = gq_fail (error, GQ_IO, "%s: %s; the file is as it was", target, strerror (errno));
         unlink (temp);
-    } else if (fsync (directory) != 0 && errno != EINVAL) { /* EINVAL: it has nothing to flush */
+    } else if (gq_file_sync (directory) != 0 && errno != EINVAL) { /* EINVAL: nothing to flush */
         status =
             gq_fail (error, GQ_IO, "%s: written, but a power cut may bring the old one back: %s",
                      target, strerror (errno));

@@ -13,6 +13,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "file.h"
+
 int
 gq_service_start (gq_error *error)
 {
@@ -47,7 +49,7 @@ gq_service_signal (int signal_fd)
 gq_status
 gq_service_lock (int *fd, const char *path, gq_error *error)
 {
-    *fd = open (path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    *fd = gq_file_open (AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (*fd < 0)
         return gq_fail (error, GQ_IO, "cannot open %s: %s", path, strerror (errno));
     if (flock (*fd, LOCK_EX | LOCK_NB) == 0)

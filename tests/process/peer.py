@@ -6,6 +6,7 @@ sound peer says: every field of a frame can be set, and left inconsistent.
 
     Frame, encode, decode    one frame
     Wire                     a peer's sockets: control, gradients, weights, acks
+    greeted                  a bare connection behind its handshake
     Service                  broker, optimizer, clients; `service` and `tcp_service` are fixtures
     value, values            what tests/main_client.c pushes
     safetensors, read_safetensors
@@ -15,6 +16,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import time
@@ -173,6 +175,29 @@ def rss(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+# ZMTP 3.0: signature, version, mechanism, as-server, filler.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\0" + bytes(31)
+assert len(GREETING) == 64
+
+
+def ready(kind: bytes) -> bytes:
+    """ZMTP 3.0's READY command of a socket of that kind."""
+    body = b"\x05READY\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+    return bytes([4, len(body)]) + body
+
+
+def greeted(port: int, kind: bytes) -> socket.socket:
+    """A bare connection to a port of the broker whose handshake is done: only frames follow."""
+    one = socket.create_connection(("127.0.0.1", port), timeout=10 * SLOW)
+    one.sendall(GREETING + ready(kind))
+    answer = b""
+    while len(answer) < 64 + 2 or len(answer) < 66 + answer[65]:
+        data = one.recv(4096)
+        assert data, "the handshake failed"
+        answer += data
+    return one
+
+
 class Wire:
     """One peer's sockets.  Sockets are made when first used; close() closes them all."""
 
@@ -320,11 +345,11 @@ class Service:
         assert self.broker.running(), self.broker.report()
         return self.broker
 
-    def start_optimizer(self, *words, wait: bool = True, run: Path = None):
+    def start_optimizer(self, *words, wait: bool = True, run: Path = None, env: dict = None):
         """--optimizer sgd --set lr=1 unless `words` say otherwise."""
         rule = () if "--optimizer" in words else ("--optimizer", "sgd", "--set", "lr=1")
         self.optimizer = self.start("gradq-optimizer", "--address", self.address, "--run",
-                                    run or self.run, *rule, *words)
+                                    run or self.run, *rule, *words, env=env)
         if wait:
             ready = wait_for(lambda: events(self.optimizer.stderr, "ready")
                              or not self.optimizer.running(), 20, "the optimizer")
@@ -338,10 +363,10 @@ class Service:
         self.start_optimizer(*words)
         return self
 
-    def client(self, **settings):
+    def client(self, env: dict = None, **settings):
         """tests/main_client.c"""
-        return self.start(self.build / "tests/main_client",
-                          self.address, *(f"{key}={each}" for key, each in settings.items()))
+        return self.start(self.build / "tests/main_client", self.address,
+                          *(f"{key}={each}" for key, each in settings.items()), env=env)
 
     def actor(self, *words, endless: bool = False):
         """gradq-actor; endless: the test will end it by SIGTERM in the midst of its work.
