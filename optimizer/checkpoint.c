@@ -16,6 +16,7 @@
 #include "checkpoint_internal.h"
 #include "hex.h"
 #include "ledger_json.h"
+#include "rule_json.h"
 #include "safetensors.h"
 
 /* Entries of __metadata__: the fixed ones, scalars, settings of rule and host. */
@@ -26,13 +27,14 @@
 typedef struct draft {
     gq_tensor *tensors;
     size_t tensor_count;
-    char (*names)[GQ_NAME_MAX * 2]; /* "<slot>.<param>" */
+    char (*names)[GQ_CHECKPOINT_NAME_MAX];
     gq_meta meta[META_MAX];
     char keys[META_MAX][META_TEXT_MAX];
     char values[META_MAX][META_TEXT_MAX];
     size_t meta_count;
     char *layout;
     char *ledger;
+    char *retired; /* NULL: no rule has retired */
 } draft;
 
 static void
@@ -122,33 +124,60 @@ draft_free (draft *self)
     free (self->names);
     free (self->layout);
     free (self->ledger);
+    free (self->retired);
+}
+
+/* An object as text, and released.  NULL: out of memory. */
+static char *
+text_of (json_t *object)
+{
+    char *text = object == NULL ? NULL : json_dumps (object, JSON_COMPACT);
+    json_decref (object);
+    return text;
+}
+
+/* Memory for all that the file holds.  GQ_OK, GQ_MEMORY. */
+static gq_status
+draft_begin (draft *self, const gq_core *core)
+{
+    size_t vectors = 1 + gq_rule_slot_count (core->rule) + (core->held > 0 ? 1 : 0);
+    bool retired = core->retired.name[0] != '\0';
+    if (retired)
+        vectors += core->retired.slot_count;
+    self->tensors = calloc (core->layout.tensor_count * vectors, sizeof *self->tensors);
+    self->names = calloc (core->layout.tensor_count * vectors, sizeof *self->names);
+    self->layout = text_of (gq_layout_to_json (&core->layout));
+    self->ledger = text_of (gq_ledger_to_json (&core->ledger));
+    self->retired = retired ? text_of (gq_rule_state_to_json (&core->retired)) : NULL;
+    bool whole = self->tensors != NULL && self->names != NULL && self->layout != NULL &&
+                 self->ledger != NULL && (!retired || self->retired != NULL);
+    return whole ? GQ_OK : GQ_MEMORY;
+}
+
+static void
+add_all_vectors (draft *self, gq_core *core)
+{
+    const gq_rule_state *retired = &core->retired;
+    char prefix[GQ_CHECKPOINT_NAME_MAX - GQ_NAME_MAX];
+    add_vector (self, &core->layout, gq_buffers_current (core->buffers), "");
+    for (size_t i = 0; i < gq_rule_slot_count (core->rule); i++) {
+        snprintf (prefix, sizeof prefix, "%s.", gq_rule_plugin (core->rule)->slots[i]);
+        add_vector (self, &core->layout, gq_rule_slot (core->rule, i), prefix);
+    }
+    if (core->held > 0)
+        add_vector (self, &core->layout, core->sum, GQ_HELD_NAME ".");
+    for (size_t i = 0; i < retired->slot_count; i++) {
+        gq_checkpoint_retired_prefix (prefix, retired, i);
+        add_vector (self, &core->layout, retired->slots[i], prefix);
+    }
 }
 
 static gq_status
 draft_fill (draft *self, gq_core *core)
 {
-    size_t slots = gq_rule_slot_count (core->rule);
-    size_t held = core->held > 0 ? 1 : 0;
-    size_t tensors = core->layout.tensor_count * (1 + slots + held);
-    self->tensors = calloc (tensors, sizeof *self->tensors);
-    self->names = calloc (tensors, sizeof *self->names);
-    json_t *layout = gq_layout_to_json (&core->layout);
-    self->layout = layout == NULL ? NULL : json_dumps (layout, JSON_COMPACT);
-    json_decref (layout);
-    json_t *ledger = gq_ledger_to_json (&core->ledger);
-    self->ledger = ledger == NULL ? NULL : json_dumps (ledger, JSON_COMPACT);
-    json_decref (ledger);
-    if (self->tensors == NULL || self->names == NULL || self->layout == NULL ||
-        self->ledger == NULL)
+    if (draft_begin (self, core) != GQ_OK)
         return GQ_MEMORY;
-    add_vector (self, &core->layout, gq_buffers_current (core->buffers), "");
-    for (size_t i = 0; i < slots; i++) {
-        char prefix[GQ_NAME_MAX];
-        snprintf (prefix, sizeof prefix, "%s.", gq_rule_plugin (core->rule)->slots[i]);
-        add_vector (self, &core->layout, gq_rule_slot (core->rule, i), prefix);
-    }
-    if (held > 0)
-        add_vector (self, &core->layout, core->sum, GQ_HELD_NAME ".");
+    add_all_vectors (self, core);
     char run[2 * GQ_RUN_ID_BYTES + 1];
     char hash[32];
     gq_hex_encode (core->run, GQ_RUN_ID_BYTES, run);
@@ -166,6 +195,8 @@ draft_fill (draft *self, gq_core *core)
     self->meta[self->meta_count++] = (gq_meta){.key = "ledger", .value = self->ledger};
     if (core->life != NULL)
         self->meta[self->meta_count++] = (gq_meta){.key = "life", .value = core->life};
+    if (self->retired != NULL)
+        self->meta[self->meta_count++] = (gq_meta){.key = GQ_RETIRED_NAME, .value = self->retired};
     uint64_t meta_hash =
         gq_checkpoint_meta_hash (self->meta, self->meta_count, self->tensors, self->tensor_count);
     snprintf (hash, sizeof hash, "%016llx", (unsigned long long)meta_hash);

@@ -2,9 +2,10 @@
  * Checkpoints: the whole state of a run as a safetensors file that Python opens.  Beside step 5 of
  * a gradient's path.
  *
- * `<param>` holds the weights, `<slot>.<param>` each state slot; __metadata__ has the layout, rule
- * and settings, scalars, version, applied, term, run id, an XXH64 of all tensor data and one of
- * the rest, so that no damage goes unnoticed.
+ * `<param>` holds the weights, `<slot>.<param>` each state slot, `retired.<rule>.<slot>.<param>`
+ * those of the rule before; __metadata__ has the layout, rule and settings, scalars, version,
+ * applied, term, run id, an XXH64 of all tensor data and one of the rest, so that no damage goes
+ * unnoticed.
  */
 #ifndef GQ_CHECKPOINT_H
 #define GQ_CHECKPOINT_H
@@ -37,8 +38,8 @@ typedef gq_status gq_checkpoint_prepare (void *context, gq_core *core, const cha
 
 /*
  * Load the newest checkpoint in DIR that verifies, of no higher version than version_max, into a
- * core without a layout: weights, slots, scalars, ledger, the step being aggregated.  Older ones
- * are tried when a newer one is damaged; each damaged one is logged.
+ * core without a layout: weights, slots, scalars, those of the retired rule, ledger, the step being
+ * aggregated.  Older ones are tried when a newer one is damaged; each damaged one is logged.
  *
  * GQ_OK: *place is filled.  GQ_NOTFOUND: there is none at all; GQ_MALFORMED: none verifies;
  * GQ_MEMORY; or what `prepare` answered.

@@ -1,5 +1,5 @@
 /*
- * Which checkpoints a directory holds, and what their bytes hash to.
+ * Which checkpoints a directory holds, what is called how in one, and what its bytes hash to.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -83,6 +83,14 @@ gq_checkpoint_any (const char *directory)
     size_t count = gq_checkpoint_list (directory, &versions);
     free (versions);
     return count > 0;
+}
+
+void
+gq_checkpoint_retired_prefix (char prefix[GQ_CHECKPOINT_NAME_MAX - GQ_NAME_MAX],
+                              const gq_rule_state *state, size_t slot)
+{
+    snprintf (prefix, GQ_CHECKPOINT_NAME_MAX - GQ_NAME_MAX, GQ_RETIRED_NAME ".%s.%s.", state->name,
+              state->slot_names[slot]);
 }
 
 uint64_t

@@ -11,6 +11,7 @@
 #include "checkpoint_internal.h"
 #include "ledger_json.h"
 #include "log.h"
+#include "rule_json.h"
 
 static gq_status
 meta_number (const gq_safetensors *file, const char *key, uint64_t *value, gq_error *error)
@@ -69,13 +70,27 @@ gather (const gq_safetensors *file, const gq_layout *layout, const char *prefix,
         gq_error *error)
 {
     for (size_t i = 0; i < layout->tensor_count; i++) {
-        char name[2 * GQ_NAME_MAX];
+        char name[GQ_CHECKPOINT_NAME_MAX];
         uint64_t elements = gq_tensor_elements (&layout->tensors[i]);
         snprintf (name, sizeof name, "%s%s", prefix, layout->tensors[i].name);
         gq_status status = gq_safetensors_copy (file, name, GQ_DTYPE_F32, elements, vector, error);
         if (status != GQ_OK)
             return status;
         vector += elements;
+    }
+    return GQ_OK;
+}
+
+/* Are the parameters there?  Asked before memory for what a layout merely claims is taken. */
+static gq_status
+find_parameters (const gq_safetensors *file, const gq_layout *layout, gq_error *error)
+{
+    for (size_t i = 0; i < layout->tensor_count; i++) {
+        const gq_tensor_shape *shape = &layout->tensors[i];
+        const gq_tensor *tensor = gq_safetensors_find (file, shape->name);
+        if (tensor == NULL || tensor->element_count != gq_tensor_elements (shape))
+            return gq_fail (error, GQ_MALFORMED, "tensor %.200s is not there, or of another size",
+                            shape->name);
     }
     return GQ_OK;
 }
@@ -154,14 +169,42 @@ restore_rule (const gq_safetensors *file, gq_core *core)
     return true;
 }
 
+/* The state of the rule before the current one, if the file holds one. */
+static gq_status
+restore_retired (const gq_safetensors *file, gq_core *core, gq_error *error)
+{
+    const char *text = gq_safetensors_meta (file, GQ_RETIRED_NAME);
+    gq_rule_state *state = &core->retired;
+    if (text == NULL)
+        return GQ_OK;
+    json_t *json = json_loads (text, 0, NULL);
+    gq_status status = gq_rule_state_from_json (state, json);
+    json_decref (json);
+    if (status != GQ_OK)
+        gq_fail (error, status, "__metadata__ has no sound \"" GQ_RETIRED_NAME "\"");
+    else if (gq_rule_state_allocate (state, core->layout.element_count) != GQ_OK)
+        status = gq_fail (error, GQ_MEMORY, "no memory for the slots of rule %s", state->name);
+    for (size_t i = 0; i < state->slot_count && status == GQ_OK; i++) {
+        char prefix[GQ_CHECKPOINT_NAME_MAX - GQ_NAME_MAX];
+        gq_checkpoint_retired_prefix (prefix, state, i);
+        status = gather (file, &core->layout, prefix, state->slots[i], error);
+    }
+    if (status != GQ_OK)
+        gq_rule_state_clear (state);
+    return status;
+}
+
 /* Layout and weights of an opened file into the core. */
 static gq_status
 install (gq_core *core, const gq_safetensors *file, gq_layout *layout, uint64_t version,
          uint64_t applied, gq_error *error)
 {
+    gq_status status = find_parameters (file, layout, error);
+    if (status != GQ_OK)
+        return status;
     float *vector = malloc (layout->element_count * sizeof *vector);
-    gq_status status = vector == NULL ? gq_fail (error, GQ_MEMORY, "out of memory")
-                                      : gather (file, layout, "", vector, error);
+    status = vector == NULL ? gq_fail (error, GQ_MEMORY, "out of memory")
+                            : gather (file, layout, "", vector, error);
     if (status == GQ_OK && !gq_all_finite (vector, layout->element_count))
         status = gq_fail (error, GQ_INVALID, "its weights hold NaN or infinity");
     if (status == GQ_OK)
@@ -247,6 +290,8 @@ load_file (gq_core *core, const gq_safetensors *file, gq_checkpoint_place *place
         status = gq_fail (error, GQ_MALFORMED,
                           "rule %s no longer has the slots and scalars that the checkpoint holds",
                           gq_rule_plugin (core->rule)->name);
+    if (status == GQ_OK)
+        status = restore_retired (file, core, error);
     return status == GQ_OK ? restore_progress (file, core, place, error) : status;
 }
 

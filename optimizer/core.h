@@ -18,6 +18,8 @@
 
 /* What a checkpoint calls the sum of a step being aggregated: "held.<parameter>". */
 #define GQ_HELD_NAME "held"
+/* And the slots of the rule before the current one: "retired.<rule>.<slot>.<parameter>". */
+#define GQ_RETIRED_NAME "retired"
 
 typedef struct gq_core_config {
     uint32_t aggregate;     /* gradients per step, >= 1 */
@@ -30,9 +32,10 @@ typedef struct gq_core {
     gq_core_config config;
     uint8_t run[GQ_RUN_ID_BYTES];
     uint32_t term;
-    gq_rule *rule;       /* borrowed */
-    gq_layout layout;    /* tensor_count 0: none yet */
-    gq_buffers *buffers; /* NULL: no layout yet */
+    gq_rule *rule;         /* borrowed */
+    gq_rule_state retired; /* of the one before it, for its return; no name: there was none */
+    gq_layout layout;      /* tensor_count 0: none yet */
+    gq_buffers *buffers;   /* NULL: no layout yet */
     bool has_weights;
     float *sum;     /* f32[count] of the step being aggregated; NULL until one is */
     float *aligned; /* f32[count] for payloads that lie unaligned */
@@ -70,7 +73,9 @@ void gq_core_clear (gq_core *core);
 
 /*
  * Can a run with this layout and rule be kept?  A checkpoint calls a slot's part
- * "<slot>.<parameter>".  GQ_OK; GQ_INVALID with *error: that is another parameter's name already.
+ * "<slot>.<parameter>", and once the rule has retired "retired.<rule>.<slot>.<parameter>".  GQ_OK;
+ * GQ_INVALID with *error: that is another parameter's name already, or a slot is called as
+ * checkpoints call something else.
  */
 GQ_CHECK gq_status gq_core_check_layout (const gq_rule *rule, const gq_layout *layout,
                                          gq_error *error);
@@ -103,8 +108,10 @@ GQ_CHECK gq_status gq_core_replay (gq_core *core, const gq_record *record, gq_er
 
 /*
  * Go on with another rule and settings: weights and version stay; slots, scalars and steps move
- * over when both are of the same plug-in, and start anew otherwise.  The old rule stays its
- * owner's.  A step being aggregated is made at once if it is complete under the new settings.
+ * over when both are of the same plug-in.  Otherwise they are kept as the retired state, and the
+ * new rule goes on from the state retired before, if that was its own, or starts anew.  The old
+ * rule stays its owner's.  A step being aggregated is made at once if it is complete under the new
+ * settings.
  *
  * gq_core_check_layout allowed the rule.  GQ_OK; GQ_MEMORY, and nothing changed.
  */

@@ -104,7 +104,8 @@ static gq_status
 replay (void *context, const gq_record *record, gq_error *error)
 {
     replayer *self = context;
-    if (self->core->has_weights && self->core->version >= self->recovery->version_max)
+    if (record->lsn > self->recovery->lsn_max ||
+        (self->core->has_weights && self->core->version >= self->recovery->version_max))
         return GQ_CLOSED;
     gq_status status = record->kind == GQ_RECORD_TERM ? replay_term (self, record, error)
                                                       : gq_core_replay (self->core, record, error);
@@ -128,6 +129,7 @@ gq_recover (gq_recovery *self, gq_core *core, gq_error *error)
         self->checkpoint_version = core->version;
     else if (status != GQ_NOTFOUND || gq_checkpoint_any (self->checkpoints))
         return status;
+    self->checkpoint_lsn = place.lsn;
     status = gq_journal_read (self->disk, core->run, place.lsn, place.chain, replay, &context,
                               &self->end, error);
     return status == GQ_CLOSED ? GQ_OK : status;

@@ -18,12 +18,14 @@ typedef struct gq_recovery {
     const char *cpu;
     uint64_t checkpoint_max; /* start from no checkpoint of a higher version */
     uint64_t version_max;    /* stop at this version; UINT64_MAX: at the journal's end */
+    uint64_t lsn_max;        /* stop behind this record; UINT64_MAX: at the journal's end */
     /* out */
     gq_rule *rule; /* that the core uses now, yours to free after the core; NULL: the one it had */
     gq_life life;  /* in force now; term 0: none was found */
     char *life_text;
     gq_journal_end end;
     uint64_t checkpoint_version; /* UINT64_MAX: no checkpoint was there */
+    uint64_t checkpoint_lsn;     /* of the last record in it */
     uint64_t replayed;           /* records */
 } gq_recovery;
 

@@ -72,7 +72,8 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
                               .plugins = gq_options_text (options, "plugins"),
                               .cpu = gq_options_text (options, "cpu"),
                               .checkpoint_max = UINT64_MAX,
-                              .version_max = UINT64_MAX};
+                              .version_max = UINT64_MAX,
+                              .lsn_max = UINT64_MAX};
     gq_status status = gq_recover (recovery, core, error);
     if (status != GQ_OK)
         return status;
@@ -85,15 +86,25 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
     return core->has_weights || init == NULL ? GQ_OK : gq_checkpoint_init (core, init, error);
 }
 
-/* Moments do not come back by themselves: whoever swapped the rule by mistake has to hear of it. */
+/* What becomes of moments: whoever swapped the rule by mistake has to hear that going back is
+ * possible, and for how long. */
 static void
 warn_of_another_rule (const gq_core *core, const gq_rule *rule)
 {
-    const char *from = gq_rule_plugin (core->rule)->name;
-    const char *to = gq_rule_plugin (rule)->name;
-    if (core->has_weights && strcmp (from, to) != 0)
-        gq_log (GQ_LOG_WARNING, "another rule takes over the weights; its slots start anew", "from",
-                "s", from, "to", "s", to, NULL);
+    const gq_rule_state *from = gq_rule_state_of (core->rule);
+    const gq_rule_state *to = gq_rule_state_of (rule);
+    const gq_rule_state *kept = &core->retired;
+    if (gq_rule_state_same (to, kept))
+        gq_log (GQ_LOG_WARNING,
+                "another rule takes over the weights; it goes on with the slots that were kept of "
+                "it, and those of the rule before it are kept in their place",
+                "from", "s", from->name, "to", "s", to->name, "steps", "u", kept->steps, NULL);
+    else
+        gq_log (GQ_LOG_WARNING,
+                "another rule takes over the weights; its slots start anew, and those of the rule "
+                "before it are kept until a third one comes",
+                "from", "s", from->name, "to", "s", to->name, "dropped", "s",
+                kept->name[0] != '\0' ? kept->name : "none", NULL);
 }
 
 /* This life takes over from the recovered one, in the journal first. */
@@ -123,7 +134,11 @@ begin_life (gq_run *self, gq_core *core, const gq_recovery *recovery, const gq_o
         status = gq_run_sync (self, UINT64_MAX);
     if (status != GQ_OK)
         return gq_fail (error, status, "cannot write the journal: %s", gq_status_text (status));
-    warn_of_another_rule (core, self->rule);
+    if (core->has_weights &&
+        !gq_rule_state_same (gq_rule_state_of (self->rule), gq_rule_state_of (core->rule))) {
+        warn_of_another_rule (core, self->rule);
+        self->checkpoint_version = UINT64_MAX; /* what is kept has to be in one */
+    }
     if (gq_core_switch (core, &self->life.config, self->rule) != GQ_OK)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     core->life = self->life_text;

@@ -40,13 +40,15 @@ typedef struct gq_run {
     uint64_t kept_lsn[GQ_KEPT_MAX]; /* of the checkpoints written by this life, newest last */
     uint64_t kept_count;
     uint64_t kept_version;       /* of the last of them */
-    uint64_t checkpoint_version; /* of the newest checkpoint, UINT64_MAX: none */
+    uint64_t checkpoint_version; /* of the newest checkpoint, UINT64_MAX: one has to be written */
     uint64_t checkpoint_bytes;   /* that the journal had written by then */
 } gq_run;
 
 /*
  * Lock the directory, raise the term, recover *core from checkpoint and journal or take --init, and
- * begin this life in the journal.  The core is then ready, and has weights or waits for some.
+ * begin this life in the journal.  The core is then ready, and has weights or waits for some.  When
+ * this life has another rule than the one before, a checkpoint has to be written before the first
+ * gradient is taken: checkpoint_version is UINT64_MAX then.
  *
  * GQ_OK; else *error says what to do, and gq_run_close cleans up: GQ_INVALID, GQ_NOTFOUND, GQ_ABI
  * (configuration), GQ_REFUSED (another optimizer works here), GQ_MALFORMED (damage), GQ_FULL,

@@ -77,8 +77,7 @@ write_checkpoint (server *self, gq_error *error)
     gq_status status = gq_run_checkpoint (&self->run, &self->core, path, error);
     if (status != GQ_OK) {
         self->checkpoint_retry_ns = gq_now_ns () + CHECKPOINT_RETRY_NS;
-        gq_log (GQ_LOG_ERROR, "checkpoint failed; training goes on", "message", "s", error->text,
-                NULL);
+        gq_log (GQ_LOG_ERROR, "checkpoint failed", "message", "s", error->text, NULL);
         return status;
     }
     gq_log (GQ_LOG_INFO, "checkpoint written", "path", "s", path, "version", "u",
@@ -431,6 +430,7 @@ start (server *self, gq_error *error)
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",
             gq_rule_plugin (self->core.rule)->name, "cpu", "s", gq_rule_cpu (self->core.rule),
             "term", "u", (uint64_t)self->core.term, "version", "u", self->core.version, NULL);
+    /* Of weights or a rule that begin here; a life that cannot keep them takes no gradient. */
     return write_checkpoint (self, error);
 }
 

@@ -10,28 +10,23 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "plugin_open.h"
 #include "rule_settings.h"
 
-/* Where slots begin: a cache line, and one AVX-512 register. */
-#define SLOT_ALIGNMENT 64
-#define SETTINGS_MAX   (GQ_SETTINGS_MAX + GQ_HOST_SETTING_COUNT)
+#define SETTINGS_MAX (GQ_SETTINGS_MAX + GQ_HOST_SETTING_COUNT)
 
 struct gq_rule {
     void *library; /* of dlopen; closed last, the tables below point into it */
     const gq_optimizer *plugin;
     gq_cpu level;
-    size_t slot_count, scalar_count;
     size_t own_count;              /* settings of the plug-in; the host's follow */
     gq_setting rows[SETTINGS_MAX]; /* [own_count + GQ_HOST_SETTING_COUNT] */
     double values[SETTINGS_MAX];
-    uint64_t n, steps;
-    void *memory[GQ_SLOTS_MAX]; /* what to free */
-    float *slots[GQ_SLOTS_MAX]; /* f32[n], aligned, inside memory */
-    double scalars[GQ_SCALARS_MAX];
+    gq_rule_state state; /* with the plug-in's names */
     double last_norm;
 };
 
@@ -83,16 +78,25 @@ choose_level (gq_cpu *level, const gq_optimizer *plugin, const char *cpu, gq_err
 
 /* ---- the interface ---- */
 
+/* Copies of the names, which outlive the plug-in.  Opening it checked that they fit. */
+static void
+name_state (gq_rule_state *state, const gq_optimizer *plugin)
+{
+    snprintf (state->name, sizeof state->name, "%s", plugin->name);
+    for (size_t i = 0; plugin->slots[i] != NULL; i++)
+        snprintf (state->slot_names[state->slot_count++], GQ_RULE_WORD_MAX, "%s", plugin->slots[i]);
+    for (size_t i = 0; plugin->scalars[i] != NULL; i++)
+        snprintf (state->scalar_names[state->scalar_count++], GQ_RULE_WORD_MAX, "%s",
+                  plugin->scalars[i]);
+}
+
 /* The plug-in is open: take its tables, the words of the user and the kernel. */
 static gq_status
 configure (gq_rule *rule, const char *const *sets, size_t set_count, const char *cpu,
            gq_error *error)
 {
     const gq_optimizer *plugin = rule->plugin;
-    while (plugin->slots[rule->slot_count] != NULL)
-        rule->slot_count++;
-    while (plugin->scalars[rule->scalar_count] != NULL)
-        rule->scalar_count++;
+    name_state (&rule->state, plugin);
     for (; plugin->settings[rule->own_count].name != NULL; rule->own_count++)
         rule->rows[rule->own_count] = plugin->settings[rule->own_count];
     memcpy (rule->rows + rule->own_count, gq_host_settings, sizeof gq_host_settings);
@@ -134,8 +138,7 @@ gq_rule_free (gq_rule **rule_p)
     gq_rule *rule = *rule_p;
     if (rule == NULL)
         return;
-    for (size_t i = 0; i < GQ_SLOTS_MAX; i++)
-        free (rule->memory[i]);
+    gq_rule_state_clear (&rule->state);
     if (rule->library != NULL)
         dlclose (rule->library);
     free (rule);
@@ -151,64 +154,47 @@ initial_value (const gq_rule *rule, const char *name)
 gq_status
 gq_rule_reset (gq_rule *rule, uint64_t n)
 {
-    assert (n <= GQ_PARAMETERS_MAX);
-    const size_t slot_count = rule->slot_count;
-    void *memory[GQ_SLOTS_MAX] = {NULL};
-    for (size_t i = 0; i < slot_count; i++) {
-        /* calloc, not memset: a slot that the rule never touches never takes memory. */
-        memory[i] = calloc (1, (size_t)n * sizeof (float) + SLOT_ALIGNMENT);
-        if (memory[i] == NULL) {
-            for (size_t j = 0; j < i; j++)
-                free (memory[j]);
-            return GQ_MEMORY;
-        }
-    }
-    for (size_t i = 0; i < slot_count; i++) {
-        free (rule->memory[i]);
-        rule->memory[i] = memory[i];
-        uintptr_t past = (uintptr_t)memory[i] % SLOT_ALIGNMENT;
-        rule->slots[i] = (float *)(void *)((char *)memory[i] + (SLOT_ALIGNMENT - past));
-        float value = (float)initial_value (rule, rule->plugin->slots[i]);
+    gq_rule_state *state = &rule->state;
+    if (gq_rule_state_allocate (state, n) != GQ_OK)
+        return GQ_MEMORY;
+    for (size_t i = 0; i < state->slot_count; i++) {
+        float value = (float)initial_value (rule, state->slot_names[i]);
         for (uint64_t j = 0; value != 0 && j < n; j++)
-            rule->slots[i][j] = value;
+            state->slots[i][j] = value;
     }
-    for (size_t i = 0; i < rule->scalar_count; i++)
-        rule->scalars[i] = initial_value (rule, rule->plugin->scalars[i]);
-    rule->n = n;
-    rule->steps = 0;
+    for (size_t i = 0; i < state->scalar_count; i++)
+        state->scalars[i] = initial_value (rule, state->scalar_names[i]);
+    state->steps = 0;
     rule->last_norm = 0;
     return GQ_OK;
 }
 
-static bool
-same_names (const char *const *a, const char *const *b)
+static void
+exchange (gq_rule_state *a, gq_rule_state *b)
 {
-    size_t i = 0;
-    while (a[i] != NULL && b[i] != NULL && strcmp (a[i], b[i]) == 0)
-        i++;
-    return a[i] == NULL && b[i] == NULL;
+    gq_rule_state moved = *a;
+    *a = *b;
+    *b = moved;
 }
 
 gq_status
-gq_rule_take_over (gq_rule *rule, gq_rule *from, uint64_t n)
+gq_rule_take_over (gq_rule *rule, gq_rule *from, gq_rule_state *retired, uint64_t version,
+                   uint64_t n)
 {
-    const gq_optimizer *ours = rule->plugin;
-    const gq_optimizer *theirs = from->plugin;
-    if (from->n != n || strcmp (ours->name, theirs->name) != 0 ||
-        !same_names (ours->slots, theirs->slots) || !same_names (ours->scalars, theirs->scalars))
-        return gq_rule_reset (rule, n);
-    for (size_t i = 0; i < GQ_SLOTS_MAX; i++) {
-        free (rule->memory[i]);
-        rule->memory[i] = from->memory[i];
-        rule->slots[i] = from->slots[i];
-        from->memory[i] = NULL;
-        from->slots[i] = NULL;
+    assert (from->state.n == n && (retired->name[0] == '\0' || retired->n == n));
+    if (gq_rule_state_same (&rule->state, &from->state)) {
+        exchange (&rule->state, &from->state);
+        rule->last_norm = from->last_norm;
+        return GQ_OK;
     }
-    memcpy (rule->scalars, from->scalars, sizeof rule->scalars);
-    rule->n = n;
-    rule->steps = from->steps;
-    rule->last_norm = from->last_norm;
-    from->n = 0;
+    if (gq_rule_state_same (&rule->state, retired))
+        exchange (&rule->state, retired);
+    else if (gq_rule_reset (rule, n) != GQ_OK)
+        return GQ_MEMORY;
+    rule->state.version = 0;
+    gq_rule_state_clear (retired);
+    exchange (retired, &from->state);
+    retired->version = version;
     return GQ_OK;
 }
 
@@ -220,7 +206,7 @@ clipped_scale (gq_rule *rule, const float *gradient, float scale)
     rule->last_norm = 0;
     if (clip == 0)
         return scale;
-    rule->last_norm = fabs ((double)scale) * sqrt (gq_sum_squares (gradient, rule->n));
+    rule->last_norm = fabs ((double)scale) * sqrt (gq_sum_squares (gradient, rule->state.n));
     double factor = clip / (rule->last_norm + 1e-6);
     return factor < 1 ? (float)(scale * factor) : scale;
 }
@@ -228,21 +214,22 @@ clipped_scale (gq_rule *rule, const float *gradient, float scale)
 void
 gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gradient, float scale)
 {
-    assert (rule->n == 0 || weights + rule->n <= next || next + rule->n <= weights);
-    assert (rule->slot_count == 0 || rule->slots[0] != NULL);
+    assert (rule->state.n == 0 || weights + rule->state.n <= next ||
+            next + rule->state.n <= weights);
+    assert (rule->state.slot_count == 0 || rule->state.slots[0] != NULL);
     float constants[GQ_CONSTANTS_MAX] = {0};
     scale = clipped_scale (rule, gradient, scale);
-    rule->steps++;
+    rule->state.steps++;
     gq_step step = {
         .settings = rule->values,
-        .lr_factor = gq_schedule_factor (rule->values + rule->own_count, rule->steps),
-        .step = rule->steps,
-        .scalars = rule->scalars,
+        .lr_factor = gq_schedule_factor (rule->values + rule->own_count, rule->state.steps),
+        .step = rule->state.steps,
+        .scalars = rule->state.scalars,
         .constants = constants,
     };
     rule->plugin->begin (&step);
-    rule->plugin->apply[rule->level](constants, scale, (size_t)rule->n, weights, next, gradient,
-                                     rule->slots);
+    rule->plugin->apply[rule->level](constants, scale, (size_t)rule->state.n, weights, next,
+                                     gradient, rule->state.slots);
 }
 
 const gq_optimizer *
@@ -251,41 +238,47 @@ gq_rule_plugin (const gq_rule *rule)
     return rule->plugin;
 }
 
+const gq_rule_state *
+gq_rule_state_of (const gq_rule *rule)
+{
+    return &rule->state;
+}
+
 size_t
 gq_rule_slot_count (const gq_rule *rule)
 {
-    return rule->slot_count;
+    return rule->state.slot_count;
 }
 
 float *
 gq_rule_slot (gq_rule *rule, size_t index)
 {
-    assert (index < rule->slot_count);
-    return rule->slots[index];
+    assert (index < rule->state.slot_count);
+    return rule->state.slots[index];
 }
 
 size_t
 gq_rule_scalar_count (const gq_rule *rule)
 {
-    return rule->scalar_count;
+    return rule->state.scalar_count;
 }
 
 double *
 gq_rule_scalars (gq_rule *rule)
 {
-    return rule->scalars;
+    return rule->state.scalars;
 }
 
 uint64_t
 gq_rule_steps (const gq_rule *rule)
 {
-    return rule->steps;
+    return rule->state.steps;
 }
 
 void
 gq_rule_set_steps (gq_rule *rule, uint64_t steps)
 {
-    rule->steps = steps;
+    rule->state.steps = steps;
 }
 
 double

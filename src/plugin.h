@@ -10,6 +10,7 @@
 
 #include "gradq/optimizer.h"
 #include "gradq/status.h"
+#include "rule_state.h"
 
 /*
  * The host's own settings, beside the plug-in's in `--set`:
@@ -39,11 +40,16 @@ void gq_rule_free (gq_rule **rule_p);
 GQ_CHECK gq_status gq_rule_reset (gq_rule *rule, uint64_t n);
 
 /*
- * Continue where `from` is: move its slots, scalars and steps over when both are of the same
- * plug-in (by name, slots and scalars), else reset for n elements.  `from` may be used no further
- * but to free it.  GQ_OK, GQ_MEMORY.
+ * Continue where `from` is, at this version of the weights.  When both are of the same plug-in (by
+ * name, slots and scalars) its slots, scalars and steps move over.  Otherwise they become *retired,
+ * and the rule goes on with what *retired held, when that was its own, or else is reset; what
+ * *retired held of a third rule is gone.  `from` may be used no further but to free it.
+ *
+ * `from`, and *retired when it holds anything, have n elements.  GQ_OK; GQ_MEMORY, and nothing
+ * changed.
  */
-GQ_CHECK gq_status gq_rule_take_over (gq_rule *rule, gq_rule *from, uint64_t n);
+GQ_CHECK gq_status gq_rule_take_over (gq_rule *rule, gq_rule *from, gq_rule_state *retired,
+                                      uint64_t version, uint64_t n);
 
 /*
  * One step: next = rule (weights, gradient * scale), n elements as reset.  Clips gradient * scale
@@ -54,6 +60,7 @@ void gq_rule_step (gq_rule *rule, const float *weights, float *next, const float
                    float scale);
 
 const gq_optimizer *gq_rule_plugin (const gq_rule *rule);
+const gq_rule_state *gq_rule_state_of (const gq_rule *rule); /* borrowed */
 size_t gq_rule_slot_count (const gq_rule *rule);
 float *gq_rule_slot (gq_rule *rule, size_t index); /* f32[n] */
 size_t gq_rule_scalar_count (const gq_rule *rule);

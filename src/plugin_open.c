@@ -24,6 +24,7 @@
 #endif
 
 #include "rule_settings.h"
+#include "rule_state.h"
 
 /* Names that a "no such rule" message lists; a plug-in directory holds a handful. */
 #define LISTED_MAX 64
@@ -140,14 +141,6 @@ open_library (void **library, const char *path, gq_error *warning, gq_error *err
 
 /* ---- checking the table ---- */
 
-static bool
-is_word (const char *text)
-{
-    size_t length = strlen (text);
-    return length > 0 && length < GQ_SETTING_TEXT &&
-           strspn (text, "abcdefghijklmnopqrstuvwxyz0123456789_") == length;
-}
-
 /* Names[] of slots or scalars: few enough, words, none twice in `names` or in `others`. */
 static gq_status
 check_names (size_t *count, const char *const *names, size_t max, const char *const *others,
@@ -160,7 +153,7 @@ check_names (size_t *count, const char *const *names, size_t max, const char *co
         if (*count == max)
             return gq_fail (error, GQ_INVALID, "%.400s: more than %zu %s, or no NULL at their end",
                             path, max, what);
-        if (!is_word (name))
+        if (!gq_rule_word (name))
             return gq_fail (error, GQ_INVALID, "%.400s: %s: \"%.64s\" is not of a-z, 0-9 and _",
                             path, what, name);
         for (size_t i = 0; i < *count; i++)
@@ -216,7 +209,7 @@ check_plugin (const gq_optimizer *plugin, const char *path, gq_error *error)
                         "%.400s: its gq_optimizer has %u bytes, this program's %zu; set .size = "
                         "sizeof (gq_optimizer) and rebuild it",
                         path, plugin->size, sizeof (gq_optimizer));
-    if (plugin->name == NULL || !is_word (plugin->name))
+    if (plugin->name == NULL || !gq_rule_word (plugin->name))
         return gq_fail (error, GQ_INVALID, "%.400s: its name is not of a-z, 0-9 and _", path);
     if (plugin->help == NULL)
         return gq_fail (error, GQ_INVALID, "%.400s: no help text", path);

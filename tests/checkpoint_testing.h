@@ -8,10 +8,12 @@
 #include "rule_testing.h"
 #include "support.h"
 
+#include <inttypes.h>
 #include <limits.h>
 
 #include "log.h"
 #include "optimizer/checkpoint.h"
+#include "optimizer/checkpoint_internal.h"
 #include "safetensors.h"
 
 enum { N = 7, KEPT = 3 };
@@ -123,6 +125,45 @@ resume (const char *rule, gq_error *error)
 {
     gq_checkpoint_place place;
     return resume_until (rule, UINT64_MAX, &place, error);
+}
+
+/* Write the checkpoint at `path` again with another first weight, or another value of a key, and
+ * the hashes that go with it: what a writer that does not look at values would have left. */
+static inline void
+rewrite (const char *path, const char *key, const char *value, const float *weight)
+{
+    enum { PLENTY = 64, FIRST_COUNT = 6 };
+    gq_tensor tensors[PLENTY];
+    gq_meta meta[PLENTY];
+    float weights[FIRST_COUNT];
+    char hash[20], meta_hash[20];
+    gq_safetensors *file;
+    gq_error error = {""};
+    cr_assert_eq (gq_safetensors_read (&file, path, &error), GQ_OK, "%s", error.text);
+    const size_t count = gq_safetensors_count (file), meta_count = gq_safetensors_meta_count (file);
+    cr_assert (count >= 1 && count <= PLENTY && meta_count <= PLENTY);
+    for (size_t i = 0; i < count; i++)
+        tensors[i] = *gq_safetensors_at (file, i);
+    cr_assert_eq (tensors[0].bytes, sizeof weights);
+    memcpy (weights, tensors[0].data, sizeof weights);
+    if (weight != NULL)
+        weights[0] = *weight;
+    tensors[0].data = weights;
+    snprintf (hash, sizeof hash, "%016" PRIx64, gq_checkpoint_hash (tensors, count));
+    for (size_t i = 0; i < meta_count; i++) {
+        meta[i] = gq_safetensors_meta_at (file, i);
+        if (strcmp (meta[i].key, "data_xxh64") == 0)
+            meta[i].value = hash;
+        else if (strcmp (meta[i].key, GQ_CHECKPOINT_META_HASH) == 0)
+            meta[i].value = meta_hash;
+        else if (key != NULL && strcmp (meta[i].key, key) == 0)
+            meta[i].value = value;
+    }
+    snprintf (meta_hash, sizeof meta_hash, "%016" PRIx64,
+              gq_checkpoint_meta_hash (meta, meta_count, tensors, count));
+    cr_assert_eq (gq_safetensors_write (path, tensors, count, meta, meta_count, &error), GQ_OK,
+                  "%s", error.text);
+    gq_safetensors_free (&file);
 }
 
 static inline void

@@ -52,6 +52,17 @@ expect_same_rule (gq_rule *a, gq_rule *b)
         cr_assert_str_eq (gq_rule_plugin (a)->slots[i], gq_rule_plugin (b)->slots[i]);
 }
 
+/* Both hold the same of a retired rule, or nothing. */
+static inline void
+expect_same_state (const gq_rule_state *a, const gq_rule_state *b)
+{
+    cr_assert (gq_rule_state_same (a, b), "%s, not %s", a->name, b->name);
+    cr_assert (a->n == b->n && a->steps == b->steps && a->version == b->version);
+    cr_assert_eq (memcmp (a->scalars, b->scalars, a->scalar_count * sizeof (double)), 0);
+    for (size_t i = 0; i < a->slot_count; i++)
+        expect_same_vector (a->slots[i], b->slots[i], a->n, a->slot_names[i]);
+}
+
 /* All that decides about what comes next; not what only people look at. */
 static inline void
 expect_same_core (gq_core *a, gq_core *b)
@@ -77,6 +88,7 @@ expect_same_core (gq_core *a, gq_core *b)
     expect_same_rule (a->rule, b->rule);
     for (size_t i = 0; i < gq_rule_slot_count (a->rule); i++)
         expect_same_vector (gq_rule_slot (a->rule, i), gq_rule_slot (b->rule, i), count, "a slot");
+    expect_same_state (&a->retired, &b->retired);
     expect_same_ledger (&a->ledger, &b->ledger);
 }
 

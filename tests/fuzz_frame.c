@@ -5,28 +5,13 @@
  * an accepted one has the size that it names and encodes to the same header.  Random bytes do not
  * pass a checksum, so each input is tried a second time with both checksums made right.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "fuzz_testing.h"
 
 #include "frame.h"
 
 /* docs/PROTOCOL.md: CRC32C of the payload, then of the header's first 124 bytes. */
 #define AT_PAYLOAD_CRC 120
 #define AT_HEADER_CRC  124
-
-int LLVMFuzzerTestOneInput (const uint8_t *data, size_t size);
-
-#define REQUIRE(claim) require ((claim), #claim, __LINE__)
-
-static void
-require (int holds, const char *claim, int line)
-{
-    if (!holds) {
-        fprintf (stderr, "fuzz_frame.c:%d: does not hold: %s\n", line, claim);
-        abort ();
-    }
-}
 
 static void
 check_ack (const uint8_t *payload)

@@ -9,10 +9,9 @@
  * Input: after_lsn, then for each of up to four segments its first number and its size in units of
  * 3 bytes, fewer than four ended by a 0; then their bytes, one behind the other.
  */
+#include "fuzz_testing.h"
+
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "frame.h"
 #include "memory_disk.h"
@@ -22,19 +21,6 @@
 #define SEGMENTS_MAX  4
 #define SIZE_UNIT     3 /* sizes that are no multiple of 8 too */
 #define SEGMENT_BYTES 200
-
-int LLVMFuzzerTestOneInput (const uint8_t *data, size_t size);
-
-#define REQUIRE(claim) require ((claim), #claim, __LINE__)
-
-static void
-require (int holds, const char *claim, int line)
-{
-    if (!holds) {
-        fprintf (stderr, "fuzz_journal.c:%d: does not hold: %s\n", line, claim);
-        abort ();
-    }
-}
 
 static const uint8_t run_id[GQ_RUN_ID_BYTES] = "run of the fuzz";
 

@@ -5,25 +5,9 @@
  * lie within it, one behind the other, and are found by name; and what the writer makes of them
  * reads back equal.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "fuzz_testing.h"
 
 #include "safetensors.h"
-
-int LLVMFuzzerTestOneInput (const uint8_t *data, size_t size);
-
-#define REQUIRE(claim) require ((claim), #claim, __LINE__)
-
-static void
-require (int holds, const char *claim, int line)
-{
-    if (!holds) {
-        fprintf (stderr, "fuzz_safetensors.c:%d: does not hold: %s\n", line, claim);
-        abort ();
-    }
-}
 
 static char directory[64];
 static char path[96];
@@ -35,17 +19,12 @@ remove_directory (void)
     rmdir (directory);
 }
 
-/* Written in memory where the system has such a place: the writer flushes to the disk each time. */
 static void
 make_directory (void)
 {
     if (*directory != '\0')
         return;
-    strcpy (directory, "/dev/shm/gradq-fuzz-XXXXXX");
-    if (mkdtemp (directory) == NULL) {
-        strcpy (directory, "/tmp/gradq-fuzz-XXXXXX");
-        REQUIRE (mkdtemp (directory) != NULL);
-    }
+    fuzz_directory (directory);
     snprintf (path, sizeof path, "%s/file", directory);
     atexit (remove_directory);
 }

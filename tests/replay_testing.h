@@ -33,6 +33,13 @@ digest_of (gq_core *self)
         XXH64_update (&state, gq_rule_slot (self->rule, i), count * sizeof (float));
     XXH64_update (&state, gq_rule_scalars (self->rule),
                   gq_rule_scalar_count (self->rule) * sizeof (double));
+    const gq_rule_state *retired = &self->retired;
+    XXH64_update (&state, retired->name, strlen (retired->name));
+    XXH64_update (&state, &retired->steps, sizeof retired->steps);
+    XXH64_update (&state, &retired->version, sizeof retired->version);
+    XXH64_update (&state, retired->scalars, retired->scalar_count * sizeof (double));
+    for (size_t i = 0; i < retired->slot_count; i++)
+        XXH64_update (&state, retired->slots[i], retired->n * sizeof (float));
     json_t *ledger = gq_ledger_to_json (&self->ledger);
     char *text = json_dumps (ledger, JSON_COMPACT);
     XXH64_update (&state, text, strlen (text));

@@ -142,7 +142,8 @@ view_open (view *self, uint64_t checkpoint_max, uint64_t version_max)
                                    .plugins = plugins,
                                    .cpu = "auto",
                                    .checkpoint_max = checkpoint_max,
-                                   .version_max = version_max};
+                                   .version_max = version_max,
+                                   .lsn_max = UINT64_MAX};
     gq_core_init (&self->core, &plain, NULL);
     cr_assert_eq (gq_identity_read (self->core.run, directory, &self->error), GQ_OK, "%s",
                   self->error.text);

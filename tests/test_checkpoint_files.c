@@ -55,6 +55,103 @@ Test (checkpoint_files, ledger_held_step_and_place_in_the_journal_come_back)
     finish ();
 }
 
+/* A writer whose adam has retired in favour of sgd; where its checkpoint is. */
+static void
+writer_after_a_swap (char path[PATH_MAX])
+{
+    writer_begin ("adam", 5);
+    gq_rule *next = load ("sgd", "auto", SETS ("momentum=0.5"));
+    cr_assert_eq (gq_core_switch (&writer.core, &plain, next), GQ_OK);
+    gq_rule_free (&writer.rule);
+    writer.rule = next;
+    machine_step (&writer);
+    write_kept (KEPT, path);
+}
+
+Test (checkpoint_files, the_state_of_the_retired_rule_comes_back_and_so_does_the_rule)
+{
+    char path[PATH_MAX];
+    gq_error error = {""};
+    writer_after_a_swap (path);
+    cr_assert_eq (resume ("sgd", &error), GQ_OK, "%s", error.text);
+    expect_same_core (&reader.core, &writer.core);
+    cr_assert_str_eq (reader.core.retired.name, "adam");
+    cr_assert_eq (reader.core.retired.steps, 5);
+    cr_assert_eq (reader.core.retired.version, 5);
+    /* The writer's own is the witness: it never went through a file. */
+    machine *both[] = {&writer, &reader};
+    for (size_t i = 0; i < 2; i++) {
+        gq_rule *again = load ("adam", "auto", NO_SETS);
+        cr_assert_eq (gq_core_switch (&both[i]->core, &plain, again), GQ_OK);
+        gq_rule_free (&both[i]->rule);
+        both[i]->rule = again;
+        machine_step (both[i]);
+        cr_assert_eq (gq_rule_steps (again), 6);
+    }
+    expect_same_core (&reader.core, &writer.core);
+    machine_end (&reader);
+    finish ();
+}
+
+Test (checkpoint_files, tensors_of_a_retired_rule_are_named_by_rule_slot_and_parameter)
+{
+    static const char *const tensors[] = {
+        "retired.adam.exp_avg.pi.weight", "retired.adam.exp_avg.pi.bias",
+        "retired.adam.exp_avg_sq.pi.weight", "retired.adam.exp_avg_sq.pi.bias",
+        "momentum_buffer.pi.weight"};
+    char path[PATH_MAX];
+    gq_safetensors *file;
+    writer_after_a_swap (path);
+    cr_assert_eq (gq_safetensors_read (&file, path, NULL), GQ_OK);
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++)
+        cr_assert_not_null (gq_safetensors_find (file, tensors[i]), "%s", tensors[i]);
+    cr_assert_eq (gq_safetensors_count (file), 8);
+    cr_assert_not_null (gq_safetensors_meta (file, "retired"));
+    gq_safetensors_free (&file);
+    finish ();
+}
+
+Test (checkpoint_files, a_retired_rule_that_no_writer_leaves_is_refused)
+{
+#define SLOTS   "\"slots\": [\"exp_avg\", \"exp_avg_sq\"]"
+#define SCALARS "\"scalars\": [[\"beta1_power\", \"0.5\"], [\"beta2_power\", \"0.5\"]]"
+#define HEAD    "{\"optimizer\": \"adam\", \"version\": 5, \"optimizer_steps\": 5, "
+    static const char *const bad[] = {
+        "",
+        "[]",
+        "{}",
+        HEAD SLOTS "}",
+        HEAD SCALARS "}",
+        HEAD "\"slots\": [\"exp_avg\", \"exp_avg\"], " SCALARS "}",
+        HEAD "\"slots\": [\"exp_avg\", 1], " SCALARS "}",
+        HEAD "\"slots\": [\"a\"], " SCALARS "}",   /* the file has no such tensor */
+        HEAD "\"slots\": [\"a.b\"], " SCALARS "}", /* no word */
+        HEAD "\"slots\": [1, 2, 3, 4, 5, 6, 7, 8, 9], " SCALARS "}",
+        HEAD SLOTS ", \"scalars\": [[\"beta1_power\", \"half\"]]}",
+        HEAD SLOTS ", \"scalars\": [[\"beta1_power\", 0.5]]}",
+        HEAD SLOTS ", \"scalars\": [\"beta1_power\"]}",
+        "{\"optimizer\": \"\", \"version\": 5, \"optimizer_steps\": 5, " SLOTS ", " SCALARS "}",
+        "{\"optimizer\": \"adam\", \"version\": -5, \"optimizer_steps\": 5, " SLOTS ", " SCALARS
+        "}",
+        "{\"optimizer\": \"adam\", \"version\": 5, " SLOTS ", " SCALARS "}",
+    };
+    char path[PATH_MAX];
+    gq_error error = {""};
+    writer_after_a_swap (path);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        rewrite (path, "retired", bad[i], NULL);
+        cr_assert_neq (resume ("sgd", &error), GQ_OK, "%s", bad[i]);
+        cr_assert_str_not_empty (error.text);
+        cr_assert_str_empty (reader.core.retired.name);
+        machine_end (&reader);
+    }
+    rewrite (path, "retired", HEAD SLOTS ", " SCALARS "}", NULL);
+    cr_assert_eq (resume ("sgd", &error), GQ_OK, "or all were refused for another reason: %s",
+                  error.text);
+    machine_end (&reader);
+    finish ();
+}
+
 Test (checkpoint_files, without_a_journal_the_place_is_its_beginning)
 {
     gq_checkpoint_place place = {.lsn = 7, .chain = 7};

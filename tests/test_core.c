@@ -320,7 +320,12 @@ Test (core, a_parameter_may_not_be_named_as_a_slot_of_another_is_in_checkpoints)
                  {"momentum_buffer.x", "x", GQ_INVALID},
                  {"y", "momentum_buffer.x", GQ_OK},
                  {"x", "momentum_bufferx", GQ_OK},
-                 {"x", "exp_avg.x", GQ_OK}, /* no slot of sgd */
+                 {"x", "exp_avg.x", GQ_OK},                           /* no slot of sgd */
+                 {"x", "retired.adam.momentum_buffer.x", GQ_INVALID}, /* whatever may retire */
+                 {"a.x", "retired.r.s.a.x", GQ_INVALID},
+                 {"x", "retired.r.s.a.x", GQ_OK},
+                 {"x", "retired.r.x", GQ_OK},
+                 {"x", "retired.x", GQ_OK},
                  {"x", "momentum_buffer.", GQ_OK}};
     rule = load ("sgd", "auto", NO_SETS);
     gq_core_init (&core, &plain, rule);
@@ -334,8 +339,24 @@ Test (core, a_parameter_may_not_be_named_as_a_slot_of_another_is_in_checkpoints)
         cr_assert_eq (gq_core_check_layout (rule, &layout, &error), pairs[i].status, "%s and %s",
                       pairs[i].first, pairs[i].second);
         if (pairs[i].status != GQ_OK)
-            cr_assert_not_null (strstr (error.text, "momentum_buffer.x"), "%s", error.text);
+            cr_assert (strstr (error.text, pairs[i].first) != NULL &&
+                           strstr (error.text, pairs[i].second) != NULL,
+                       "%s", error.text);
         gq_layout_clear (&layout);
     }
+    end ();
+}
+
+Test (core, a_slot_may_not_be_called_as_checkpoints_call_what_retired)
+{
+    const gq_tensor_shape shape = {.name = "x", .rank = 0};
+    gq_layout layout;
+    gq_error error = {""};
+    rule = load (build_path ("tests/plugins/slot_retired.so"), "auto", NO_SETS);
+    gq_core_init (&core, &plain, rule);
+    cr_assert_eq (gq_layout_init (&layout, &shape, 1, NULL), GQ_OK);
+    cr_assert_eq (gq_core_check_layout (rule, &layout, &error), GQ_INVALID);
+    cr_assert_not_null (strstr (error.text, "rename the slot"), "%s", error.text);
+    gq_layout_clear (&layout);
     end ();
 }

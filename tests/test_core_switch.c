@@ -69,6 +69,90 @@ Test (core_switch, another_plug_in_keeps_weights_and_ledger_and_starts_its_own_s
     end ();
 }
 
+/* What a rule remembers, apart from the rule. */
+typedef struct memory {
+    float slots[GQ_SLOTS_MAX][N];
+    double scalars[GQ_SCALARS_MAX];
+    uint64_t steps;
+} memory;
+
+static memory
+remembered (const gq_rule_state *state)
+{
+    memory kept = {.steps = state->steps};
+    for (size_t i = 0; i < state->slot_count; i++)
+        memcpy (kept.slots[i], state->slots[i], sizeof kept.slots[i]);
+    memcpy (kept.scalars, state->scalars, sizeof kept.scalars);
+    return kept;
+}
+
+static void
+expect_remembers (const gq_rule_state *state, const char *name, const memory *kept)
+{
+    cr_assert_str_eq (state->name, name);
+    cr_assert_eq (state->n, N);
+    cr_assert_eq (state->steps, kept->steps);
+    for (size_t i = 0; i < state->slot_count; i++)
+        expect_same_vector (state->slots[i], kept->slots[i], N, state->slot_names[i]);
+    cr_assert_eq (
+        memcmp (state->scalars, kept->scalars, state->scalar_count * sizeof *kept->scalars), 0);
+}
+
+Test (core_switch, a_rule_that_comes_back_goes_on_as_if_it_had_never_rested)
+{
+    rule_name = "adam";
+    begin (&plain, 10);
+    take_some (1, 5);
+    const memory adam = remembered (gq_rule_state_of (rule));
+    cr_assert (adam.steps == 5 && adam.slots[1][0] != 0 && adam.scalars[0] != 1);
+    switch_to (&plain, "sgd", SETS ("momentum=0.5"));
+    expect_remembers (&core.retired, "adam", &adam);
+    cr_assert_eq (core.retired.version, 15);
+    take_some (6, 8);
+    const memory sgd = remembered (gq_rule_state_of (rule));
+    switch_to (&plain, "adam", SETS ("lr=0.25"));
+    expect_remembers (gq_rule_state_of (rule), "adam", &adam);
+    expect_remembers (&core.retired, "sgd", &sgd);
+    cr_assert_eq (core.retired.version, 18);
+    take_some (9, 9);
+    cr_assert_eq (gq_rule_steps (rule), 6);
+    switch_to (&plain, "sgd", SETS ("momentum=0.5"));
+    expect_remembers (gq_rule_state_of (rule), "sgd", &sgd);
+    cr_assert_eq (core.retired.steps, 6);
+    end ();
+}
+
+Test (core_switch, other_settings_of_the_same_rule_leave_what_retired_before_it)
+{
+    rule_name = "adam";
+    begin (&plain, 0);
+    take_some (1, 3);
+    const memory adam = remembered (gq_rule_state_of (rule));
+    switch_to (&plain, "sgd", NO_SETS);
+    take_some (4, 5);
+    switch_to (&of_three, "sgd", SETS ("lr=0.5", "clip_norm=1"));
+    expect_remembers (&core.retired, "adam", &adam);
+    cr_assert_eq (core.retired.version, 3);
+    cr_assert_eq (gq_rule_steps (rule), 2);
+    end ();
+}
+
+Test (core_switch, only_the_rule_before_the_current_one_is_kept)
+{
+    const float zero[N] = {0};
+    rule_name = "adam";
+    begin (&plain, 0);
+    take_some (1, 3);
+    switch_to (&plain, "sgd", NO_SETS);
+    switch_to (&plain, "rmsprop", NO_SETS);
+    cr_assert_str_eq (core.retired.name, "sgd");
+    switch_to (&plain, "adam", NO_SETS);
+    cr_assert_str_eq (core.retired.name, "rmsprop");
+    cr_assert_eq (gq_rule_steps (rule), 0);
+    expect_same_vector (gq_rule_slot (rule, 0), zero, N, "a slot");
+    end ();
+}
+
 Test (core_switch, a_step_being_aggregated_goes_on_under_the_new_settings)
 {
     const gq_core_config of_four = {.aggregate = 4, .max_staleness = UINT64_MAX};
@@ -132,6 +216,7 @@ Test (core_switch, before_any_layout_only_rule_and_settings_change)
     switch_to (&of_three, "adam", NO_SETS);
     cr_assert_eq (core.config.aggregate, 3);
     cr_assert_null (core.sum);
+    cr_assert_str_empty (core.retired.name, "a rule without slots leaves none");
     const gq_tensor_shape shape = {.name = "w", .rank = 1, .shape = {N}};
     gq_layout layout;
     cr_assert_eq (gq_layout_init (&layout, &shape, 1, NULL), GQ_OK);

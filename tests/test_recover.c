@@ -280,7 +280,8 @@ Test (recover, a_rule_that_is_gone_is_named)
                                   .plugins = "/nonexistent",
                                   .cpu = "auto",
                                   .checkpoint_max = UINT64_MAX,
-                                  .version_max = UINT64_MAX};
+                                  .version_max = UINT64_MAX,
+                                  .lsn_max = UINT64_MAX};
     gq_core_init (&seen.core, &plain, NULL);
     cr_assert_eq (gq_recover (&seen.recovery, &seen.core, &seen.error), GQ_NOTFOUND);
     cr_assert_not_null (strstr (seen.error.text, "adam"), "%s", seen.error.text);

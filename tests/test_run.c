@@ -167,6 +167,75 @@ Test (run, first_weights_from_a_file_count_only_while_there_are_none)
     directory_end ();
 }
 
+/* ---- another rule ---- */
+
+Test (run, another_rule_asks_for_a_checkpoint_at_once_and_the_same_rule_does_not)
+{
+    directory_begin ();
+    begin_run (SETS ("--optimizer", "adam"));
+    take (of (1, 1, 1));
+    write_checkpoint ();
+    die ();
+    open_run (SETS ("--optimizer", "adam", "--set", "lr=0.5"));
+    cr_assert_eq (run.checkpoint_version, core.version, "other settings are no other rule");
+    cr_assert_str_empty (core.retired.name);
+    die ();
+    open_run (SETS ("--optimizer", "sgd"));
+    cr_assert_eq (run.checkpoint_version, UINT64_MAX);
+    write_checkpoint ();
+    const uint64_t expected = digest_of (&core);
+    die ();
+    expect_recovers_to (UINT64_MAX, expected);
+    open_run (SETS ("--optimizer", "sgd"));
+    cr_assert_eq (run.checkpoint_version, core.version);
+    cr_assert_eq (digest_of (&core), expected);
+    cr_assert_str_eq (core.retired.name, "adam");
+    die ();
+    directory_end ();
+}
+
+/* Deaths at every point of adam -> sgd -> adam: before the checkpoint that a swap asks for, and
+ * after it, where it has taken the file of the rule before. */
+Test (run, what_a_rule_remembers_survives_two_swaps_and_deaths_around_them)
+{
+    for (unsigned written = 0; written < 4; written++) {
+        float slots[2][N];
+        directory_begin ();
+        begin_run (SETS ("--optimizer", "adam"));
+        for (uint64_t sequence = 1; sequence <= 5; sequence++)
+            take (of (1, sequence, 1.0f / (float)sequence));
+        for (size_t i = 0; i < 2; i++)
+            memcpy (slots[i], gq_rule_slot (core.rule, i), sizeof slots[i]);
+        write_checkpoint ();
+        die ();
+        open_run (SETS ("--optimizer", "sgd", "--set", "momentum=0.9"));
+        if (written & 1)
+            write_checkpoint ();
+        die ();
+        open_run (SETS ("--optimizer", "sgd", "--set", "momentum=0.9"));
+        for (uint64_t sequence = 6; sequence <= 8; sequence++)
+            take (of (1, sequence, -0.1f));
+        die ();
+        open_run (SETS ("--optimizer", "adam"));
+        if (written & 2)
+            write_checkpoint ();
+        const uint64_t expected = digest_of (&core);
+        die ();
+        expect_recovers_to (UINT64_MAX, expected);
+        open_run (SETS ("--optimizer", "adam"));
+        cr_assert_eq (digest_of (&core), expected);
+        cr_assert_eq (gq_rule_steps (core.rule), 5);
+        for (size_t i = 0; i < 2; i++)
+            expect_same_vector (gq_rule_slot (core.rule, i), slots[i], N, "a slot of adam");
+        cr_assert_str_eq (core.retired.name, "sgd");
+        cr_assert_eq (core.retired.steps, 3);
+        take (of (1, 9, 1));
+        cr_assert_eq (gq_rule_steps (core.rule), 6);
+        die ();
+        directory_end ();
+    }
+}
+
 /* ---- forgetting ---- */
 
 /* Small segments, so that there is something to forget; the loop's steps fill several. */

@@ -55,9 +55,10 @@ open_directory (replay *self, gq_error *error)
     return status == GQ_OK ? gq_disk_open (&self->disk, path, error) : status;
 }
 
-/* Recover up to `version` from the newest checkpoint that is no newer than `from`. */
+/* Recover up to `version`, or to record `lsn`, from the newest checkpoint that is no newer than
+ * `from`. */
 static gq_status
-reach (replay *self, uint64_t from, uint64_t version, gq_error *error)
+reach (replay *self, uint64_t from, uint64_t version, uint64_t lsn, gq_error *error)
 {
     static const gq_core_config config = {.aggregate = 1, .max_staleness = UINT64_MAX};
     self->recovery = (gq_recovery){.disk = self->disk,
@@ -65,7 +66,8 @@ reach (replay *self, uint64_t from, uint64_t version, gq_error *error)
                                    .plugins = gq_options_text (self->options, "plugins"),
                                    .cpu = gq_options_text (self->options, "cpu"),
                                    .checkpoint_max = from,
-                                   .version_max = version};
+                                   .version_max = version,
+                                   .lsn_max = lsn};
     gq_status status = gq_rule_load (&self->rule, "sgd", self->recovery.plugins, NULL, 0,
                                      self->recovery.cpu, NULL, error);
     if (status != GQ_OK)
@@ -89,36 +91,52 @@ digest (const float *vector, uint64_t count)
     return XXH64 (vector, count * sizeof *vector, 0);
 }
 
-/* Are all state slots, scalars and the ledger those of the checkpoint at this version?  Compares
- * what two recoveries of the same version come to. */
+/* Of the same rule, with the same slots, scalars and steps?  Both may be of none. */
+static bool
+same_rule_state (const gq_rule_state *a, const gq_rule_state *b)
+{
+    if (!gq_rule_state_same (a, b) || a->n != b->n || a->steps != b->steps ||
+        a->version != b->version ||
+        memcmp (a->scalars, b->scalars, a->scalar_count * sizeof (double)) != 0)
+        return false;
+    for (size_t i = 0; i < a->slot_count; i++)
+        if (memcmp (a->slots[i], b->slots[i], a->n * sizeof (float)) != 0)
+            return false;
+    return true;
+}
+
+/* Are weights, the states of both rules and the step being aggregated equal?  Compares what two
+ * recoveries up to the same record come to. */
 static bool
 same_state (gq_core *a, gq_core *b)
 {
     uint64_t bytes = a->layout.element_count * sizeof (float);
-    size_t slots = gq_rule_slot_count (a->rule);
-    if (a->version != b->version || a->applied != b->applied ||
-        a->layout.digest != b->layout.digest || slots != gq_rule_slot_count (b->rule) ||
-        memcmp (gq_buffers_current (a->buffers), gq_buffers_current (b->buffers), bytes) != 0)
-        return false;
-    for (size_t i = 0; i < slots; i++)
-        if (memcmp (gq_rule_slot (a->rule, i), gq_rule_slot (b->rule, i), bytes) != 0)
-            return false;
-    size_t scalars = gq_rule_scalar_count (a->rule) * sizeof (double);
-    return scalars == 0 ||
-           memcmp (gq_rule_scalars (a->rule), gq_rule_scalars (b->rule), scalars) == 0;
+    return a->version == b->version && a->applied == b->applied && a->held == b->held &&
+           a->layout.digest == b->layout.digest &&
+           memcmp (gq_buffers_current (a->buffers), gq_buffers_current (b->buffers), bytes) == 0 &&
+           (a->held == 0 || memcmp (a->sum, b->sum, bytes) == 0) &&
+           same_rule_state (gq_rule_state_of (a->rule), gq_rule_state_of (b->rule)) &&
+           same_rule_state (&a->retired, &b->retired);
 }
 
-/* Replay from the checkpoint before `version` must come to what the checkpoint of it holds. */
+/* Replay from the checkpoint before `version` must come to what the checkpoint of it holds: up to
+ * the last record that it covers, for several records may leave the version as it is. */
 static gq_status
 verify_step (replay *self, uint64_t before, uint64_t version, gq_error *error)
 {
     replay other = {.options = self->options, .disk = self->disk};
     memcpy (other.run, self->run, sizeof other.run);
     memcpy (other.checkpoints, self->checkpoints, sizeof other.checkpoints);
-    gq_status status = reach (&other, before, version, error);
+    gq_status status = reach (self, version, version, UINT64_MAX, error);
     if (status == GQ_OK)
-        status = reach (self, version, version, error);
-    if (status == GQ_OK && !same_state (&self->core, &other.core))
+        status = reach (&other, before, UINT64_MAX, self->recovery.checkpoint_lsn, error);
+    if (status == GQ_OK && other.core.version < version)
+        status =
+            gq_fail (error, GQ_CHECKSUM,
+                     "version %" PRIu64 ": the journal behind checkpoint %" PRIu64
+                     " leads to %" PRIu64 " only; a life with --journal off cannot be verified",
+                     version, before, other.core.version);
+    else if (status == GQ_OK && !same_state (&self->core, &other.core))
         status = gq_fail (error, GQ_CHECKSUM,
                           "version %" PRIu64 ": the checkpoint differs from the replay of the "
                           "journal behind checkpoint %" PRIu64,
@@ -212,7 +230,7 @@ show (replay *self, gq_error *error)
 {
     uint64_t until = gq_options_count (self->options, "until");
     const char *out = gq_options_text (self->options, "out");
-    gq_status status = reach (self, UINT64_MAX, until, error);
+    gq_status status = reach (self, UINT64_MAX, until, UINT64_MAX, error);
     const gq_journal_end *end = &self->recovery.end;
     if (status == GQ_MALFORMED && gq_options_flag (self->options, "cut")) {
         fprintf (stderr, "gradq-replay: %s\n", error->text);

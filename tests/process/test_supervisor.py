@@ -17,8 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
+
+from peer import read_safetensors
 
 sys.path.insert(0, os.path.abspath("tools"))
 from gradq_watch import Episodes  # noqa: E402
@@ -366,6 +369,21 @@ def test_swap_changes_the_rule_and_nothing_else(service):
     top = subprocess.run([os.path.join(BUILD, "gradq-top"), "--run", service, "--once", "--json"],
                          capture_output=True, timeout=WAIT_S, check=False)
     assert json.loads(top.stdout)["optimizer"]["name"] == "sgd"
+
+
+def test_swap_and_back_goes_on_with_what_the_first_rule_remembers(service):
+    for rule in ("sgd", "adam"):
+        low = wait_for(lambda: applied(service), "figures")
+        wait_for(lambda: (applied(service) or 0) > low, "gradients applied by the rule in force")
+        answer = gradq("swap", service, "--optimizer", rule)
+        assert answer.returncode == 0, answer.stderr
+    assert gradq("down", service).returncode == 0
+    _, meta = read_safetensors(Path(max(checkpoints(service))))
+    retired = json.loads(meta["retired"])
+    assert (meta["optimizer"], retired["optimizer"]) == ("adam", "sgd")
+    # Every step since the first is one of either rule's, none of a rule that began anew.
+    assert retired["optimizer_steps"] > 0
+    assert int(meta["optimizer_steps"]) + retired["optimizer_steps"] == int(meta["version"])
 
 
 @pytest.mark.parametrize("words", [["--optimizer", "sdg"],

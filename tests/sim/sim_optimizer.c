@@ -182,7 +182,8 @@ recover (sim *self)
                                         .plugins = self->plugins,
                                         .cpu = "auto",
                                         .checkpoint_max = newest,
-                                        .version_max = UINT64_MAX};
+                                        .version_max = UINT64_MAX,
+                                        .lsn_max = UINT64_MAX};
     if (optimizer->death == SIM_DIES_RECOVERING)
         optimizer->recovery.version_max = sim_below (self, self->model.state.version + 1);
     gq_status status = gq_recover (&optimizer->recovery, core, &error);
