@@ -12,8 +12,8 @@
 
 #define REPEAT_NS 1000000000u
 #define RETRY_NS  2000000u
-/* Subscribers lose messages: at high-water marks, and when ZMQ_CONFLATE meets its reader.  In a
- * flow the next one heals that; the last one before a pause is repeated after these pauses. */
+/* Subscribers lose messages at high-water marks.  In a flow the next one heals that; the last one
+ * before a pause is repeated after these pauses. */
 #define ACK_REPEAT_NS              10000000u
 #define ACK_REPEAT_FACTOR          10
 #define WEIGHTS_REPEAT_NS          5000000u

@@ -1,22 +1,18 @@
 /*
- * The actor's side of the data plane: steps 1 and 7 of a gradient's path.
+ * The actor's side of the data plane: steps 1 and 7 of a gradient's path.  What a caller may ask
+ * for; the work between is in client_service.c.
  *
- * Sockets are polled together and never blocked in; a frame that does not fit this run is dropped.
- * Nothing here trusts a peer's bytes, and nothing outlives gq_client_close.
+ * Nothing outlives gq_client_close.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client_internal.h"
-#include "frame.h"
-#include "socket.h"
 #include "stats.h"
 
 #define MS_NS 1000000u
-/* The optimizer speaks at least once a second; past this it counts as away, and nothing that is on
- * the way is given up. */
-#define HEARD_MS_MAX 2500
-#define REPORT_MS    1000
+/* Closing waits no longer than this, even for who waits for ever. */
+#define CLOSE_MS_MAX 30000
 
 bool
 gq_client_interrupted (const gq_client *client)
@@ -42,179 +38,10 @@ slice_until (uint64_t deadline_ns, uint64_t now_ns)
     return left_ms < GQ_SLICE_MS ? (int)left_ms : GQ_SLICE_MS;
 }
 
-/* Is this frame from the run that we belong to?  Notes weights of a foreign one. */
-static bool
-ours (gq_client *client, const gq_frame *frame)
-{
-    if (memcmp (frame->run, client->run, GQ_RUN_ID_BYTES) != 0) {
-        if (frame->kind == GQ_KIND_WEIGHTS)
-            client->foreign_ns = gq_now_ns ();
-        return false;
-    }
-    client->heard_ns = gq_now_ns ();
-    return frame->digest == client->layout.digest;
-}
-
-/* Another run has taken this address over: it speaks, and ours no longer does.  Its last words may
- * still reach us at the start, out of the broker's memory. */
-static bool
-replaced (const gq_client *client)
-{
-    return client->foreign_ns > client->heard_ns + (uint64_t)HEARD_MS_MAX * MS_NS;
-}
-
-static bool
-newer (uint32_t term, uint64_t version, uint32_t than_term, uint64_t than_version)
+bool
+gq_client_newer (uint32_t term, uint64_t version, uint32_t than_term, uint64_t than_version)
 {
     return term > than_term || (term == than_term && version > than_version);
-}
-
-/* Keep the frame in `message` as the newest weights; takes the message. */
-static void
-install_weights (gq_client *client, zmq_msg_t *message, const gq_frame *frame)
-{
-    uint8_t *payload = (uint8_t *)zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES;
-    if ((uintptr_t)payload % _Alignof(float) == 0) {
-        zmq_msg_move (&client->frame, message);
-        payload = (uint8_t *)zmq_msg_data (&client->frame) + GQ_FRAME_HEADER_BYTES;
-        client->data = (const float *)(const void *)payload;
-    } else {
-        /* Small frames lie where ZeroMQ's receive buffer happens to have them. */
-        memcpy (client->aligned, payload, frame->payload_bytes);
-        client->data = client->aligned;
-    }
-    client->version = frame->version;
-    client->term = frame->term;
-    client->has_weights = true;
-}
-
-static void
-receive_weights (gq_client *client)
-{
-    zmq_msg_t message;
-    zmq_msg_init (&message);
-    while (zmq_msg_recv (&message, client->weights, ZMQ_DONTWAIT) >= 0) {
-        gq_frame frame;
-        size_t size = zmq_msg_size (&message);
-        const void *bytes = zmq_msg_data (&message);
-        if (gq_socket_whole (client->weights) && gq_frame_decode (bytes, size, &frame) == GQ_OK &&
-            frame.kind == GQ_KIND_WEIGHTS && ours (client, &frame) &&
-            frame.count == client->layout.element_count &&
-            (!client->has_weights ||
-             newer (frame.term, frame.version, client->term, client->version)) &&
-            gq_frame_check_payload (bytes, size) == GQ_OK)
-            install_weights (client, &message, &frame);
-    }
-    zmq_msg_close (&message);
-}
-
-static void
-take_ack (gq_client *client, const gq_frame *frame, const gq_ack *ack)
-{
-    if (newer (frame->term, frame->version, client->ack_term, client->ack_version)) {
-        client->ack_term = frame->term;
-        client->ack_version = frame->version;
-    }
-    uint64_t freed = gq_window_settle (&client->window, ack->cumulative, ack->beyond);
-    for (uint32_t i = 0; i < client->window.size; i++)
-        if (freed >> i & 1)
-            zmq_msg_close (&client->sent[i]);
-    if (ack->refused > client->refused) {
-        client->refused = ack->refused;
-        client->refused_reason = (gq_status)ack->refused_reason;
-    }
-}
-
-static void
-receive_acks (gq_client *client)
-{
-    zmq_msg_t message;
-    zmq_msg_init (&message);
-    while (zmq_msg_recv (&message, client->acks, ZMQ_DONTWAIT) >= 0) {
-        gq_frame frame;
-        size_t size = zmq_msg_size (&message);
-        const uint8_t *bytes = zmq_msg_data (&message);
-        if (gq_socket_whole (client->acks) && gq_frame_decode (bytes, size, &frame) == GQ_OK &&
-            gq_frame_check_payload (bytes, size) == GQ_OK && frame.kind == GQ_KIND_ACK &&
-            ours (client, &frame) && frame.actor == client->actor) {
-            gq_ack ack;
-            gq_ack_decode (bytes + GQ_FRAME_HEADER_BYTES, &ack);
-            if (frame.epoch == client->epoch)
-                take_ack (client, &frame, &ack);
-            client->fenced = client->fenced || frame.epoch > client->epoch;
-        }
-    }
-    zmq_msg_close (&message);
-}
-
-/* Answers to reports carry nothing that is needed; they must not pile up. */
-static void
-drain_control (gq_client *client)
-{
-    zmq_msg_t message;
-    zmq_msg_init (&message);
-    while (zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0)
-        (void)gq_socket_whole (client->control);
-    zmq_msg_close (&message);
-}
-
-/* Send again what is due, while somebody is there to hear it: the same bytes, under the same
- * number, so that the ledger knows them. */
-static void
-resend_due (gq_client *client, uint64_t now_ns)
-{
-    if (replaced (client) || client->fenced ||
-        now_ns - client->heard_ns > (uint64_t)HEARD_MS_MAX * MS_NS)
-        return;
-    for (int slot = gq_window_due (&client->window, now_ns); slot >= 0;
-         slot = gq_window_due (&client->window, now_ns)) {
-        zmq_msg_t copy;
-        zmq_msg_init (&copy);
-        if (zmq_msg_copy (&copy, &client->sent[slot]) != 0 ||
-            zmq_msg_send (&copy, client->gradients, ZMQ_DONTWAIT) < 0) {
-            zmq_msg_close (&copy);
-            return; /* no room: the next call tries again */
-        }
-        gq_window_resent (&client->window, (uint32_t)slot, now_ns);
-    }
-}
-
-/* Take in what has arrived, waiting up to wait_ms for something; *sendable (may be NULL): can a
- * gradient go out? */
-static void
-service (gq_client *client, int wait_ms, bool *sendable)
-{
-    zmq_pollitem_t items[] = {
-        {.socket = client->weights, .events = ZMQ_POLLIN},
-        {.socket = client->acks, .events = ZMQ_POLLIN},
-        {.socket = client->control, .events = ZMQ_POLLIN},
-        {.socket = client->gradients, .events = sendable != NULL ? ZMQ_POLLOUT : 0}};
-    zmq_poll (items, sendable != NULL ? 4 : 3, wait_ms); /* EINTR: the caller's loop comes again */
-    if (items[0].revents)
-        receive_weights (client);
-    if (items[1].revents)
-        receive_acks (client);
-    if (items[2].revents)
-        drain_control (client);
-    if (sendable != NULL)
-        *sendable = items[3].revents != 0;
-    uint64_t now_ns = gq_now_ns ();
-    resend_due (client, now_ns);
-    if (now_ns - client->reported_ns >= (uint64_t)REPORT_MS * MS_NS) {
-        client->reported_ns = now_ns;
-        gq_client_tell (client, "report");
-    }
-}
-
-/* Why this client can do no more; GQ_OK when it can. */
-static gq_status
-ended (const gq_client *client)
-{
-    if (client->fenced)
-        return GQ_FENCED;
-    if (replaced (client))
-        return GQ_RUN;
-    return gq_client_interrupted (client) ? GQ_CLOSED : GQ_OK;
 }
 
 /* Offer our first weights to a run that has none, once a second until a version arrives. */
@@ -256,7 +83,7 @@ wait_first_weights (gq_client *client, uint64_t deadline_ns, gq_error *error)
                                   "actor that brings them"
                                 : "is the optimizer alive?");
         offer_initial (client, now_ns, &offered_ns);
-        service (client, slice_until (deadline_ns, now_ns), NULL);
+        gq_client_service (client, slice_until (deadline_ns, now_ns), NULL);
     }
     return GQ_OK;
 }
@@ -281,25 +108,62 @@ check_config (const gq_client_config *config, gq_error *error)
 }
 
 static void
+forget_sent (gq_client *client)
+{
+    for (uint32_t i = 0; i < client->window.size; i++)
+        if (client->window.slots[i].sequence != 0)
+            zmq_msg_close (&client->sent[i]);
+}
+
+void
+gq_client_begin_life (gq_client *client, uint32_t epoch)
+{
+    client->before = gq_client_count (client);
+    client->before.rolled_back++;
+    client->before.dropped += gq_window_count (&client->window);
+    forget_sent (client);
+    gq_window_init (&client->window, client->config.window,
+                    (uint64_t)client->config.resend_ms * MS_NS, gq_now_ns ());
+    client->epoch = epoch;
+    client->refused = 0;
+    client->ack_term = 0;
+    client->ack_version = 0;
+    client->unknown_ns = 0;
+}
+
+static void
 free_client (gq_client **client_p)
 {
     gq_client *client = *client_p;
+    gq_client_drainer_stop (client);
     void *sockets[] = {client->control, client->gradients, client->weights, client->acks};
     for (size_t i = 0; i < sizeof sockets / sizeof sockets[0]; i++)
         if (sockets[i] != NULL)
             zmq_close (sockets[i]);
     if (client->lane != NULL)
         client->lane->ops->close (&client->lane);
-    for (uint32_t i = 0; i < client->window.size; i++)
-        if (client->window.slots[i].sequence != 0)
-            zmq_msg_close (&client->sent[i]);
+    forget_sent (client);
     zmq_msg_close (&client->frame);
+    zmq_msg_close (&client->arrived);
     if (client->context != NULL)
         zmq_ctx_term (client->context);
     gq_layout_clear (&client->layout);
+    pthread_cond_destroy (&client->stop);
+    pthread_mutex_destroy (&client->lock);
     free (client->aligned);
     free (client);
     *client_p = NULL;
+}
+
+static void
+init_lock (gq_client *client)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init (&attributes);
+    pthread_condattr_setclock (&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init (&client->stop, &attributes);
+    pthread_condattr_destroy (&attributes);
+    pthread_mutex_init (&client->lock, NULL);
 }
 
 static gq_status
@@ -317,7 +181,9 @@ open_parts (gq_client *client, gq_error *error)
     if (client->lane == NULL || client->aligned == NULL)
         return gq_fail (error, GQ_MEMORY, "no memory for %llu parameters",
                         (unsigned long long)client->layout.element_count);
-    client->heard_ns = gq_now_ns ();
+    status = gq_client_drainer_start (client, error);
+    if (status != GQ_OK)
+        return status;
     return wait_first_weights (client, deadline_ns, error);
 }
 
@@ -332,7 +198,9 @@ gq_client_open (gq_client **client_p, const gq_client_config *config, gq_error *
     if (client == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     client->config = *config;
+    init_lock (client);
     zmq_msg_init (&client->frame);
+    zmq_msg_init (&client->arrived);
     gq_window_init (&client->window, config->window, (uint64_t)config->resend_ms * MS_NS,
                     gq_now_ns ());
     status = open_parts (client, error);
@@ -372,7 +240,7 @@ gq_client_max_staleness (const gq_client *client)
 gq_status
 gq_client_weights (gq_client *client, gq_weights *weights)
 {
-    service (client, 0, NULL);
+    gq_client_service (client, 0, NULL);
     *weights = (gq_weights){.data = client->data,
                             .count = client->layout.element_count,
                             .version = client->version,
@@ -408,11 +276,14 @@ send_gradient (gq_client *client, uint32_t samples, uint64_t *sequence)
     gq_status status = client->lane->ops->send (client->lane, client->gradients, &frame, &sent);
     if (status != GQ_OK)
         return status;
-    uint64_t number = gq_window_sent (&client->window, gq_now_ns (), &slot);
+    uint64_t now_ns = gq_now_ns ();
+    if (gq_window_count (&client->window) == 0)
+        client->progress_ns = now_ns;
+    uint64_t number = gq_window_sent (&client->window, now_ns, &slot);
     zmq_msg_init (&client->sent[slot]);
     zmq_msg_move (&client->sent[slot], &sent);
     if (sequence != NULL)
-        *sequence = number;
+        *sequence = client->before.pushed + number;
     return GQ_OK;
 }
 
@@ -427,15 +298,15 @@ gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence)
         /* Look before waiting; ask for writability only when the window has room, or an idle
          * queue would turn this into a busy loop. */
         bool sendable = false;
-        bool room = gq_window_room (&client->window);
-        service (client, wait_ms, room ? &sendable : NULL);
-        if (sendable && !client->fenced) {
+        bool room = gq_window_room (&client->window) && !client->asking;
+        gq_client_service (client, wait_ms, room ? &sendable : NULL);
+        if (sendable && !client->asking && gq_client_ended (client) != GQ_FENCED) {
             gq_status status = send_gradient (client, samples, sequence);
             if (status != GQ_AGAIN)
                 return status;
         }
         uint64_t now_ns = gq_now_ns ();
-        gq_status end = ended (client);
+        gq_status end = gq_client_ended (client);
         if (end != GQ_OK)
             return end;
         if (now_ns >= deadline_ns)
@@ -458,27 +329,30 @@ gq_client_push (gq_client *client, const float *gradient, uint32_t samples)
 static bool
 arrived (const gq_client *client, uint64_t sequence)
 {
-    if (sequence > client->window.sequence)
+    if (sequence > client->before.pushed + client->window.sequence)
         return false; /* not even sent */
-    for (uint32_t i = 0; i < client->window.size; i++)
-        if (client->window.slots[i].sequence != 0 && client->window.slots[i].sequence <= sequence)
-            return false;
-    return !newer (client->ack_term, client->ack_version, client->term, client->version);
+    if (sequence > client->before.pushed) {
+        uint64_t number = sequence - client->before.pushed;
+        for (uint32_t i = 0; i < client->window.size; i++)
+            if (client->window.slots[i].sequence != 0 && client->window.slots[i].sequence <= number)
+                return false;
+    }
+    return !gq_client_newer (client->ack_term, client->ack_version, client->term, client->version);
 }
 
 gq_status
 gq_client_wait (gq_client *client, uint64_t sequence)
 {
     uint64_t deadline_ns = deadline_of (client);
-    service (client, 0, NULL);
+    gq_client_service (client, 0, NULL);
     while (!arrived (client, sequence)) {
         uint64_t now_ns = gq_now_ns ();
-        gq_status end = ended (client);
+        gq_status end = gq_client_ended (client);
         if (end != GQ_OK)
             return end;
         if (now_ns >= deadline_ns)
             return GQ_TIMEOUT;
-        service (client, slice_until (deadline_ns, now_ns), NULL);
+        gq_client_service (client, slice_until (deadline_ns, now_ns), NULL);
     }
     return GQ_OK;
 }
@@ -486,12 +360,15 @@ gq_client_wait (gq_client *client, uint64_t sequence)
 gq_client_counts
 gq_client_count (const gq_client *client)
 {
-    return (gq_client_counts){.pushed = client->window.sequence,
-                              .acknowledged =
-                                  client->window.sequence - gq_window_count (&client->window),
-                              .refused = client->refused,
-                              .resent = client->window.resent,
-                              .refused_reason = client->refused_reason};
+    const gq_client_counts *before = &client->before;
+    const uint64_t settled = client->window.sequence - gq_window_count (&client->window);
+    return (gq_client_counts){.pushed = before->pushed + client->window.sequence,
+                              .acknowledged = before->acknowledged + settled,
+                              .refused = before->refused + client->refused,
+                              .resent = before->resent + client->window.resent,
+                              .refused_reason = client->refused_reason,
+                              .rolled_back = before->rolled_back,
+                              .dropped = before->dropped};
 }
 
 void
@@ -509,19 +386,26 @@ gq_client_metric (gq_client *client, const char *name, double value)
     client->metrics[i].value = value;
 }
 
-void
+gq_status
 gq_client_close (gq_client **client_p)
 {
     if (*client_p == NULL)
-        return;
+        return GQ_OK;
     gq_client *client = *client_p;
     /* The interruption that made the caller close must not cut this short as well. */
     client->config.interrupted = NULL;
+    if (client->config.timeout_ms < 0)
+        client->config.timeout_ms = CLOSE_MS_MAX;
     uint64_t deadline_ns = deadline_of (client);
+    /* What is on the way while we ask for a new life is lost already. */
     while (gq_window_count (&client->window) > 0 && gq_now_ns () < deadline_ns &&
-           ended (client) == GQ_OK &&
-           gq_now_ns () - client->heard_ns < (uint64_t)HEARD_MS_MAX * MS_NS)
-        service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
+           gq_client_ended (client) == GQ_OK && !client->asking &&
+           gq_now_ns () - client->heard_ns < (uint64_t)GQ_HEARD_MS_MAX * MS_NS)
+        gq_client_service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
+    gq_status status = gq_client_ended (client);
+    if (status == GQ_OK && gq_window_count (&client->window) > 0)
+        status = GQ_TIMEOUT;
     gq_client_tell (client, "bye");
     free_client (client_p);
+    return status;
 }

@@ -21,17 +21,19 @@
 #define REPEAT_MS 1000
 /* Ask again this long after "not yet". */
 #define RETRY_MS 100
+/* With a new socket after this long without any answer: see gq_client_open_control. */
+#define REOPEN_MS 3000
 
 static json_t *
-hello_request (const gq_client *client, const char *nonce, const gq_layout *proposed)
+hello_request (const gq_client *client, uint32_t actor, const gq_layout *proposed)
 {
     json_t *request =
         json_pack ("{s:s, s:i, s:s, s:s, s:[s]}", "op", "hello", "protocol", GQ_PROTOCOL_VERSION,
-                   "role", "actor", "nonce", nonce, "lanes", gq_lane_inline.name);
+                   "role", "actor", "nonce", client->nonce, "lanes", gq_lane_inline.name);
     if (request == NULL)
         return NULL;
-    if (client->config.actor != GQ_ACTOR_ANY)
-        json_object_set_new (request, "actor", json_integer (client->config.actor));
+    if (actor != GQ_ACTOR_ANY)
+        json_object_set_new (request, "actor", json_integer (actor));
     if (proposed->tensor_count > 0) {
         json_object_set_new (request, "layout", gq_layout_to_json (proposed));
         json_object_set_new (request, "initial", json_boolean (client->config.initial != NULL));
@@ -55,49 +57,18 @@ resolve_host (char endpoint[GQ_ENDPOINT_MAX], const char *offered, const char *a
 }
 
 static gq_status
-connect_data (gq_client *client, const json_t *endpoints, gq_error *error)
+take_endpoints (gq_client *client, const json_t *endpoints, gq_error *error)
 {
-    const char *names[] = {"gradients", "weights", "acks"};
-    char texts[3][GQ_ENDPOINT_MAX];
+    static const char *const names[] = {"gradients", "weights", "acks"};
+    char *const places[] = {client->endpoints.gradients, client->endpoints.weights,
+                            client->endpoints.acks};
     for (size_t i = 0; i < 3; i++) {
         const char *offered = json_string_value (json_object_get (endpoints, names[i]));
         if (offered == NULL || strlen (offered) >= GQ_ENDPOINT_MAX)
             return gq_fail (error, GQ_MALFORMED, "the broker's hello lacks the %s endpoint",
                             names[i]);
-        resolve_host (texts[i], offered, client->config.address);
+        resolve_host (places[i], offered, client->endpoints.control);
     }
-    int64_t frame_bytes =
-        (int64_t)(GQ_FRAME_HEADER_BYTES + client->layout.element_count * sizeof (float));
-    /* Small buffers make the broker's depth the true one: what is not in its queue is still here.
-     * The linger lets a last gradient out that close no longer waits for. */
-    const gq_socket_options push = {.type = ZMQ_PUSH,
-                                    .send_hwm = 1,
-                                    .receive_hwm = 1,
-                                    .buffer_bytes = 64 * 1024,
-                                    .message_bytes_max = GQ_CONTROL_BYTES_MAX,
-                                    .linger_ms = 1000};
-    const gq_socket_options weights = {.type = ZMQ_SUB,
-                                       .send_hwm = 1,
-                                       .receive_hwm = 1,
-                                       .message_bytes_max = frame_bytes,
-                                       .conflate = true};
-    /* Not conflated: ZMQ_CONFLATE loses the newest message when it arrives while the reader takes
-     * the one before it.  For weights the next version heals that; an actor with a full window
-     * waits for the very acknowledgement that is lost. */
-    const gq_socket_options acks = {.type = ZMQ_SUB,
-                                    .send_hwm = 1,
-                                    .receive_hwm = 1024,
-                                    .message_bytes_max = GQ_FRAME_HEADER_BYTES + GQ_ACK_BYTES};
-    client->gradients = gq_socket_connect (client->context, &push, texts[0], error);
-    client->weights = gq_socket_connect (client->context, &weights, texts[1], error);
-    client->acks = gq_socket_connect (client->context, &acks, texts[2], error);
-    if (client->gradients == NULL || client->weights == NULL || client->acks == NULL)
-        return GQ_INVALID;
-    uint8_t topic[GQ_TOPIC_ACTOR_BYTES];
-    gq_topic (GQ_KIND_WEIGHTS, 0, topic);
-    zmq_setsockopt (client->weights, ZMQ_SUBSCRIBE, topic, GQ_TOPIC_KIND_BYTES);
-    gq_topic (GQ_KIND_ACK, client->actor, topic);
-    zmq_setsockopt (client->acks, ZMQ_SUBSCRIBE, topic, GQ_TOPIC_ACTOR_BYTES);
     return GQ_OK;
 }
 
@@ -117,16 +88,31 @@ refusal (const json_t *answer, gq_error *error)
     return gq_fail (error, status, "%s", message != NULL ? message : gq_status_text (status));
 }
 
-/* Take over what a granting answer says. */
+/* Who and when a granting answer says that we are. */
+static bool
+read_identity (const json_t *answer, uint8_t run[GQ_RUN_ID_BYTES], uint32_t *actor, uint32_t *epoch,
+               uint32_t *term)
+{
+    const char *text = json_string_value (json_object_get (answer, "run"));
+    json_int_t id = json_integer_value (json_object_get (answer, "actor"));
+    json_int_t life = json_integer_value (json_object_get (answer, "epoch"));
+    json_int_t optimizer_life = json_integer_value (json_object_get (answer, "term"));
+    if (text == NULL || !gq_hex_decode (text, run, GQ_RUN_ID_BYTES) || id < 0 ||
+        id >= GQ_ACTORS_MAX || life < 1 || life > UINT32_MAX || optimizer_life < 0 ||
+        optimizer_life > UINT32_MAX)
+        return false;
+    *actor = (uint32_t)id;
+    *epoch = (uint32_t)life;
+    *term = (uint32_t)optimizer_life;
+    return true;
+}
+
+/* Take over what the first granting answer says. */
 static gq_status
 take_grant (gq_client *client, const json_t *answer, const gq_layout *proposed, gq_error *error)
 {
-    const char *run = json_string_value (json_object_get (answer, "run"));
-    json_int_t actor = json_integer_value (json_object_get (answer, "actor"));
-    json_int_t epoch = json_integer_value (json_object_get (answer, "epoch"));
     const json_t *staleness = json_object_get (answer, "max_staleness");
-    if (run == NULL || !gq_hex_decode (run, client->run, GQ_RUN_ID_BYTES) || actor < 0 ||
-        actor >= GQ_ACTORS_MAX || epoch < 1 || epoch > UINT32_MAX)
+    if (!read_identity (answer, client->run, &client->actor, &client->epoch, &client->known_term))
         return gq_fail (error, GQ_MALFORMED, "the broker's hello answer lacks run, actor or epoch");
     gq_status status =
         gq_layout_from_json (&client->layout, json_object_get (answer, "layout"), error);
@@ -135,42 +121,95 @@ take_grant (gq_client *client, const json_t *answer, const gq_layout *proposed, 
     if (proposed->tensor_count > 0 && proposed->digest != client->layout.digest)
         return gq_fail (error, GQ_LAYOUT, "%s", gq_status_text (GQ_LAYOUT));
     gq_hex_encode (client->run, GQ_RUN_ID_BYTES, client->run_text);
-    client->actor = (uint32_t)actor;
-    client->epoch = (uint32_t)epoch;
     client->max_staleness =
         json_is_integer (staleness) ? (uint64_t)json_integer_value (staleness) : UINT64_MAX;
     client->need_weights = json_is_true (json_object_get (answer, "need_weights"));
-    return connect_data (client, json_object_get (answer, "endpoints"), error);
+    status = take_endpoints (client, json_object_get (answer, "endpoints"), error);
+    if (status != GQ_OK)
+        return status;
+    uint64_t now_ns = gq_now_ns ();
+    client->heard_ns = client->weights_heard.heard_ns = client->acks_heard.heard_ns = now_ns;
+    client->progress_ns = client->reopened_ns = now_ns;
+    return gq_client_open_data (client, error);
 }
 
-/* The next answer to our hello, if one is here: GQ_AGAIN when not, or when it says "not yet". */
-static gq_status
-take_answer (gq_client *client, const char *nonce, const gq_layout *proposed, gq_error *error)
+/* The answer to a question of gq_client_ask.  The same epoch: the optimizer knows us after all. */
+static void
+take_new_grant (gq_client *client, const json_t *answer)
+{
+    uint8_t run[GQ_RUN_ID_BYTES];
+    uint32_t actor;
+    uint32_t epoch;
+    uint32_t term;
+    if (!read_identity (answer, run, &actor, &epoch, &term) || actor != client->actor ||
+        epoch < client->epoch || memcmp (run, client->run, GQ_RUN_ID_BYTES) != 0)
+        return; /* of another run: its weights will tell */
+    client->asking = false;
+    if (term > client->known_term)
+        client->known_term = term;
+    if (epoch == client->epoch)
+        return;
+    gq_client_begin_life (client, epoch);
+    /* What is still in them belongs to the life before. */
+    (void)!gq_client_open_data (client, NULL);
+}
+
+/* The next answer on the control socket that belongs to our hello; NULL: none.  Answers to reports
+ * carry nothing that is needed; they must not pile up. */
+static json_t *
+next_answer (gq_client *client)
 {
     zmq_msg_t message;
-    zmq_msg_init (&message);
     json_t *answer = NULL;
-    if (zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0 &&
-        gq_socket_whole (client->control))
+    zmq_msg_init (&message);
+    while (answer == NULL && zmq_msg_recv (&message, client->control, ZMQ_DONTWAIT) >= 0) {
+        if (!gq_socket_whole (client->control))
+            continue;
         answer = json_loadb (zmq_msg_data (&message), zmq_msg_size (&message), 0, NULL);
+        const char *op = json_string_value (json_object_get (answer, "op"));
+        const char *to = json_string_value (json_object_get (answer, "nonce"));
+        if (op == NULL || strcmp (op, "hello") != 0 ||
+            (to != NULL && strcmp (to, client->nonce) != 0)) {
+            json_decref (answer);
+            answer = NULL;
+        }
+    }
     zmq_msg_close (&message);
-    const char *op = json_string_value (json_object_get (answer, "op"));
-    const char *to = json_string_value (json_object_get (answer, "nonce"));
-    gq_status status = GQ_AGAIN;
-    if (op != NULL && strcmp (op, "hello") == 0 && (to == NULL || strcmp (to, nonce) == 0))
-        status = json_is_true (json_object_get (answer, "ok"))
-                     ? take_grant (client, answer, proposed, error)
-                     : refusal (answer, error);
+    return answer;
+}
+
+/* The next answer to our first hello, if one is here: GQ_AGAIN when not, or when it says "not
+ * yet". */
+static gq_status
+take_answer (gq_client *client, const gq_layout *proposed, gq_error *error)
+{
+    json_t *answer = next_answer (client);
+    if (answer == NULL)
+        return GQ_AGAIN;
+    gq_status status = json_is_true (json_object_get (answer, "ok"))
+                           ? take_grant (client, answer, proposed, error)
+                           : refusal (answer, error);
     json_decref (answer);
     return status;
 }
 
+void
+gq_client_read_control (gq_client *client)
+{
+    for (json_t *answer = next_answer (client); answer != NULL; answer = next_answer (client)) {
+        if (client->asking && json_is_true (json_object_get (answer, "ok")))
+            take_new_grant (client, answer);
+        json_decref (answer);
+    }
+}
+
 /* Ask until granted, refused or out of time. */
 static gq_status
-ask (gq_client *client, const char *text, const char *nonce, const gq_layout *proposed,
-     uint64_t deadline_ns, gq_error *error)
+ask (gq_client *client, const char *text, const gq_layout *proposed, uint64_t deadline_ns,
+     gq_error *error)
 {
-    uint64_t ask_ns = 0; /* when to ask (again) */
+    uint64_t ask_ns = 0;                 /* when to ask (again) */
+    uint64_t answered_ns = gq_now_ns (); /* last sign of life, or new socket */
     bool answered = false;
     gq_fail (error, GQ_TIMEOUT, "%s answers, but not to a hello; is it a gradq broker's address?",
              client->config.address); /* until an answer says more */
@@ -187,17 +226,43 @@ ask (gq_client *client, const char *text, const char *nonce, const gq_layout *pr
             ask_ns = gq_socket_send (client->control, text, strlen (text)) == GQ_OK
                          ? now_ns + (uint64_t)REPEAT_MS * MS_NS
                          : now_ns + 10u * MS_NS;
+        if (now_ns - answered_ns >= (uint64_t)REOPEN_MS * MS_NS) {
+            answered_ns = now_ns;
+            ask_ns = now_ns;
+            (void)!gq_client_open_control (client, NULL); /* failing leaves the old one */
+        }
         uint64_t until = ask_ns < deadline_ns ? ask_ns : deadline_ns;
         uint64_t left_ms = (until - now_ns) / MS_NS + 1;
         zmq_pollitem_t item = {.socket = client->control, .events = ZMQ_POLLIN};
         if (zmq_poll (&item, 1, left_ms < GQ_SLICE_MS ? (long)left_ms : GQ_SLICE_MS) <= 0)
             continue;
-        gq_status status = take_answer (client, nonce, proposed, error);
+        gq_status status = take_answer (client, proposed, error);
         if (status != GQ_AGAIN)
             return status;
         answered = true;
-        ask_ns = gq_now_ns () + (uint64_t)RETRY_MS * MS_NS;
+        answered_ns = gq_now_ns ();
+        ask_ns = answered_ns + (uint64_t)RETRY_MS * MS_NS;
     }
+}
+
+/* A nonce that nobody had: a hello with it asks for a new life. */
+static bool
+renew_nonce (gq_client *client)
+{
+    uint8_t nonce[(sizeof client->nonce - 1) / 2];
+    if (getrandom (nonce, sizeof nonce, 0) != sizeof nonce)
+        return false;
+    gq_hex_encode (nonce, sizeof nonce, client->nonce);
+    return true;
+}
+
+static char *
+hello_text (const gq_client *client, uint32_t actor, const gq_layout *proposed)
+{
+    json_t *request = hello_request (client, actor, proposed);
+    char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
+    json_decref (request);
+    return text;
 }
 
 gq_status
@@ -207,14 +272,10 @@ gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error)
     gq_status status = gq_endpoints_derive (&endpoints, client->config.address, error);
     if (status != GQ_OK)
         return status;
-    const gq_socket_options dealer = {.type = ZMQ_DEALER,
-                                      .send_hwm = 16,
-                                      .receive_hwm = 16,
-                                      .message_bytes_max = GQ_CONTROL_BYTES_MAX,
-                                      .linger_ms = 200};
-    client->control = gq_socket_connect (client->context, &dealer, endpoints.control, error);
-    if (client->control == NULL)
-        return GQ_INVALID;
+    memcpy (client->endpoints.control, endpoints.control, sizeof endpoints.control);
+    status = gq_client_open_control (client, error);
+    if (status != GQ_OK)
+        return status;
     gq_layout proposed = {0};
     if (client->config.tensors != NULL) {
         status =
@@ -222,36 +283,58 @@ gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error)
         if (status != GQ_OK)
             return status;
     }
-    uint8_t nonce[16];
-    char nonce_text[2 * sizeof nonce + 1];
-    if (getrandom (nonce, sizeof nonce, 0) != sizeof nonce)
+    if (!renew_nonce (client))
         status = gq_fail (error, GQ_IO, "the system gives no random bytes");
-    gq_hex_encode (nonce, sizeof nonce, nonce_text);
-    json_t *request = hello_request (client, nonce_text, &proposed);
-    char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
-    json_decref (request);
+    char *text = hello_text (client, client->config.actor, &proposed);
     if (text == NULL)
         status = gq_fail (error, GQ_MEMORY, "out of memory");
     if (status == GQ_OK)
-        status = ask (client, text, nonce_text, &proposed, deadline_ns, error);
+        status = ask (client, text, &proposed, deadline_ns, error);
     free (text);
     gq_layout_clear (&proposed);
     return status;
 }
 
 void
+gq_client_ask (gq_client *client, bool forgotten)
+{
+    /* The nonce that we have gets the epoch that we have, from who knows it; so a suspicion costs
+     * nothing.  Whoever knows it, but not all that came in it, must be asked with another one. */
+    if ((client->asking && (client->forgotten || !forgotten)) ||
+        (forgotten && !renew_nonce (client)))
+        return;
+    client->asking = true;
+    client->forgotten = forgotten;
+    client->asked_ns = 0;
+}
+
+void
+gq_client_ask_again (gq_client *client, uint64_t now_ns)
+{
+    if (!client->asking || now_ns - client->asked_ns < (uint64_t)REPEAT_MS * MS_NS)
+        return;
+    char *text = hello_text (client, client->actor, &client->layout);
+    if (text != NULL)
+        (void)!gq_socket_send (client->control, text, strlen (text)); /* the next one may get out */
+    free (text);
+    client->asked_ns = now_ns;
+}
+
+void
 gq_client_tell (gq_client *client, const char *op)
 {
-    const gq_client_counts counts = gq_client_count (client);
+    const uint64_t pushed = client->window.sequence;
+    const uint64_t settled = pushed - gq_window_count (&client->window);
     json_t *metrics = json_object ();
     for (size_t i = 0; i < client->metric_count; i++)
         json_object_set_new (metrics, client->metrics[i].name,
                              json_real (client->metrics[i].value));
-    json_t *request = json_pack (
-        "{s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:o}", "op", op, "role", "actor", "run",
-        client->run_text, "actor", (int)client->actor, "epoch", (json_int_t)client->epoch, "pushed",
-        (json_int_t)counts.pushed, "acknowledged", (json_int_t)counts.acknowledged, "refused",
-        (json_int_t)counts.refused, "resent", (json_int_t)counts.resent, "metrics", metrics);
+    json_t *request =
+        json_pack ("{s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:o}", "op", op, "role", "actor",
+                   "run", client->run_text, "actor", (int)client->actor, "epoch",
+                   (json_int_t)client->epoch, "pushed", (json_int_t)pushed, "acknowledged",
+                   (json_int_t)settled, "refused", (json_int_t)client->refused, "resent",
+                   (json_int_t)client->window.resent, "metrics", metrics);
     char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
     json_decref (request);
     if (text != NULL)

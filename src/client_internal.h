@@ -1,11 +1,14 @@
 /*
- * What the two halves of the client share: src/client.c (data plane) and src/client_hello.c.
+ * What the parts of the client share: src/client.c (the calls), client_service.c (data plane),
+ * client_sockets.c, client_hello.c (control plane).
  */
 #ifndef GQ_CLIENT_INTERNAL_H
 #define GQ_CLIENT_INTERNAL_H
 
+#include <pthread.h>
 #include <zmq.h>
 
+#include "endpoint.h"
 #include "gradq/gradq.h"
 #include "gradq/protocol.h"
 #include "lane.h"
@@ -14,6 +17,23 @@
 
 /* Waiting is cut into slices so that `interrupted` is asked often. */
 #define GQ_SLICE_MS 100
+/* The optimizer speaks at least once a second; past this it counts as away, and nothing that is on
+ * the way is given up. */
+#define GQ_HEARD_MS_MAX 2500
+
+/* Where a client's four sockets connect to. */
+typedef struct gq_client_endpoints {
+    char control[GQ_ENDPOINT_MAX];
+    char gradients[GQ_ENDPOINT_MAX];
+    char weights[GQ_ENDPOINT_MAX];
+    char acks[GQ_ENDPOINT_MAX];
+} gq_client_endpoints;
+
+/* One of the two ways that the optimizer is heard on. */
+typedef struct gq_channel {
+    uint64_t heard_ns;                     /* last frame that the optimizer itself sent */
+    uint8_t header[GQ_FRAME_HEADER_BYTES]; /* of the last one */
+} gq_channel;
 
 typedef struct gq_metric {
     char name[32];
@@ -22,12 +42,21 @@ typedef struct gq_metric {
 
 struct gq_client {
     gq_client_config config; /* tensors, initial, address: valid during open only */
+    gq_client_endpoints endpoints;
     void *context;
     void *control;   /* DEALER */
     void *gradients; /* PUSH */
-    void *weights;   /* SUB, newest only */
+    void *weights;   /* SUB */
     void *acks;      /* SUB, this actor's */
     gq_lane *lane;
+
+    /* While the caller computes, a thread of ours keeps the newest weights and drops the others.
+     * `lock` is held by whoever uses `weights` or `arrived`. */
+    pthread_mutex_t lock;
+    pthread_cond_t stop;
+    pthread_t drainer;
+    bool draining;
+    zmq_msg_t arrived; /* newest frame that was not looked at yet; empty: none */
 
     /* granted by hello */
     gq_layout layout;
@@ -53,12 +82,27 @@ struct gq_client {
     zmq_msg_t sent[GQ_WINDOW_MAX]; /* [slot] of the window */
     uint64_t ack_version;          /* weights that the last ack came with */
     uint32_t ack_term;
-    uint64_t refused;
+    uint64_t refused; /* in this epoch */
     gq_status refused_reason;
-    bool fenced; /* another process has taken this actor's id over */
+    uint32_t higher_epoch; /* highest one that an ack for this actor named, 0: none */
+
+    /* lives: an optimizer that lost this actor's past grants another epoch */
+    gq_client_counts before; /* what the lives before this one came to */
+    uint32_t known_term;     /* latest one whose optimizer is known to know this epoch */
+    uint64_t unknown_ns;     /* when weights of a later term were first heard, 0: none */
+    char nonce[33];          /* of the hello that granted this epoch, or that is being asked */
+    bool asking;             /* nothing is sent until that hello is answered */
+    bool forgotten;          /* it is certain that this epoch is over */
+    uint64_t asked_ns;
 
     /* liveness; monotonic nanoseconds */
-    uint64_t heard_ns; /* last frame from the optimizer */
+    uint64_t heard_ns;         /* last frame from the optimizer */
+    gq_channel weights_heard;  /* weights */
+    gq_channel acks_heard;     /* acknowledgements */
+    uint64_t progress_ns;      /* last time that gradients were known to get through */
+    bool blocked;              /* a gradient waits for room in the socket */
+    uint64_t reopened_ns;      /* when the sockets were opened last */
+    uint32_t reopened_in_vain; /* how often in a row */
     uint64_t reported_ns;
     uint64_t foreign_ns; /* last weights of another run at this address, 0: none */
 
@@ -66,15 +110,59 @@ struct gq_client {
     size_t metric_count;
 };
 
+/* ---- client_sockets.c ---- */
+
+/* Open the control socket, or the others, anew: a connection that libzmq has given up, after a
+ * protocol error, is never made again.  Failing leaves the old ones.  The caller holds the lock. */
+GQ_CHECK gq_status gq_client_open_control (gq_client *client, gq_error *error);
+GQ_CHECK gq_status gq_client_open_data (gq_client *client, gq_error *error);
+
+/* Take all weights that are here and keep the newest in `arrived`.  The caller holds the lock. */
+void gq_client_drain (gq_client *client);
+
+/* Begin and end the thread that drains while the caller computes. */
+GQ_CHECK gq_status gq_client_drainer_start (gq_client *client, gq_error *error);
+void gq_client_drainer_stop (gq_client *client);
+
+/* ---- client_service.c ---- */
+
+/* Take in what has arrived, waiting up to wait_ms for something; send again what is due; *sendable
+ * (may be NULL): can a gradient go out? */
+void gq_client_service (gq_client *client, int wait_ms, bool *sendable);
+
+/* Why this client can do no more; GQ_OK when it can. */
+gq_status gq_client_ended (const gq_client *client);
+
+/* ---- client_hello.c ---- */
+
 /*
  * Hello until granted or `deadline_ns`.  On GQ_OK layout, run, actor, epoch and the rest are set
  * and the data sockets are connected.
  */
 GQ_CHECK gq_status gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error);
 
+/*
+ * The optimizer does not know this epoch any more, or not all that it had acknowledged: ask for a
+ * new one.  `forgotten`: it is certain; otherwise the answer tells.  Until it is here the client
+ * is `asking`, and gq_client_ask_again repeats the question when it is time.
+ */
+void gq_client_ask (gq_client *client, bool forgotten);
+void gq_client_ask_again (gq_client *client, uint64_t now_ns);
+
+/* Read what the broker answers. */
+void gq_client_read_control (gq_client *client);
+
 /* One report or bye on the control socket, dropped when it cannot go out. */
 void gq_client_tell (gq_client *client, const char *op);
 
+/* ---- client.c ---- */
+
 bool gq_client_interrupted (const gq_client *client);
+
+/* (term, version) is later than another. */
+bool gq_client_newer (uint32_t term, uint64_t version, uint32_t than_term, uint64_t than_version);
+
+/* Begin the life that was granted: what was on the way is dropped, numbers start anew. */
+void gq_client_begin_life (gq_client *client, uint32_t epoch);
 
 #endif

@@ -36,8 +36,6 @@ gq_socket_set (void *socket, const gq_socket_options *options)
     set_int (socket, ZMQ_TCP_KEEPALIVE, 1);
     set_int (socket, ZMQ_TCP_KEEPALIVE_IDLE, 30);
     set_int (socket, ZMQ_TCP_KEEPALIVE_INTVL, 10);
-    if (options->conflate)
-        set_int (socket, ZMQ_CONFLATE, 1);
     /* Queue nothing for a peer that is not there: the caller keeps what it could not send. */
     if (options->type == ZMQ_PUSH || options->type == ZMQ_DEALER)
         set_int (socket, ZMQ_IMMEDIATE, 1);

@@ -17,7 +17,6 @@ typedef struct gq_socket_options {
     int buffer_bytes;          /* SNDBUF and RCVBUF; 0: the system's */
     int64_t message_bytes_max; /* a larger one closes the connection before it is read */
     int linger_ms;
-    bool conflate; /* keep the newest message only */
 } gq_socket_options;
 
 /*

@@ -97,6 +97,22 @@ gq_window_settle (gq_window *window, uint64_t cumulative, uint64_t beyond)
     return freed;
 }
 
+bool
+gq_window_rolled_back (const gq_window *window, uint64_t cumulative, uint64_t beyond)
+{
+    if (cumulative < window->cumulative)
+        return true;
+    uint64_t on_the_way = 0; /* bit i: number cumulative + 1 + i, as in `beyond` */
+    for (uint32_t i = 0; i < window->size; i++) {
+        uint64_t bit = window->slots[i].sequence - cumulative - 1; /* huge for what is not beyond */
+        if (window->slots[i].sequence > cumulative && bit < 64)
+            on_the_way |= (uint64_t)1 << bit;
+    }
+    uint64_t given = window->sequence > cumulative ? window->sequence - cumulative : 0;
+    uint64_t all = given < 64 ? ((uint64_t)1 << given) - 1 : UINT64_MAX;
+    return (all & ~(on_the_way | beyond)) != 0;
+}
+
 /* The oldest gradient on the way whose time has come by now_ns. */
 int
 gq_window_due (const gq_window *window, uint64_t now_ns)

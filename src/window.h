@@ -42,6 +42,13 @@ uint64_t gq_window_sent (gq_window *window, uint64_t now_ns, uint32_t *slot);
  */
 uint64_t gq_window_settle (gq_window *window, uint64_t cumulative, uint64_t beyond);
 
+/*
+ * Does an acknowledgement of a later life of the optimizer lack a number that was settled before?
+ * (cumulative, beyond) as above.  Then that life has lost it, and this window's numbers mean
+ * nothing to it.
+ */
+bool gq_window_rolled_back (const gq_window *window, uint64_t cumulative, uint64_t beyond);
+
 /* The slot whose gradient is due to be sent again at now_ns, oldest first; -1 for none. */
 int gq_window_due (const gq_window *window, uint64_t now_ns);
 

@@ -43,6 +43,8 @@ typedef struct fake_run {
     bool no_weights;        /* grant, but publish nothing */
     bool wants_initial;     /* wait for first weights and publish those */
     unsigned hellos;        /* seen */
+    char nonce[33];         /* of the last one */
+    uint32_t later;         /* epochs and terms by which a grant is above FAKE_EPOCH, FAKE_TERM */
 } fake_run;
 
 /* ---- sending and receiving ---- */
@@ -154,10 +156,11 @@ fake_grant (const fake_run *self, const json_t *request)
     if (self->other_layout)
         json_array_remove (layout, 0);
     json_t *answer = json_pack (
-        "{s:s, s:b, s:s, s:O, s:i, s:i, s:i, s:b, s:o, s:{s:s, s:s, s:s}}", "op", "hello", "ok", 1,
-        "run", run, "nonce", json_object_get (request, "nonce"), "actor", FAKE_ACTOR, "epoch",
-        FAKE_EPOCH, "max_staleness", 4, "need_weights", (int)self->wants_initial, "layout", layout,
-        "endpoints", "gradients", data[0], "weights", data[1], "acks", data[2]);
+        "{s:s, s:b, s:s, s:O, s:i, s:i, s:i, s:i, s:b, s:o, s:{s:s, s:s, s:s}}", "op", "hello",
+        "ok", 1, "run", run, "nonce", json_object_get (request, "nonce"), "actor", FAKE_ACTOR,
+        "epoch", (int)(FAKE_EPOCH + self->later), "term", (int)(FAKE_TERM + self->later),
+        "max_staleness", 4, "need_weights", (int)self->wants_initial, "layout", layout, "endpoints",
+        "gradients", data[0], "weights", data[1], "acks", data[2]);
     if (self->epoch_text != NULL)
         json_object_set_new (answer, "epoch", json_loads (self->epoch_text, JSON_DECODE_ANY, NULL));
     return answer;
@@ -170,6 +173,8 @@ fake_answer (fake_run *self, zmq_msg_t *peer, const json_t *request)
     if (strcmp (json_string_value (json_object_get (request, "op")), "hello") != 0)
         return false;
     const bool retry = self->hellos++ < self->retries;
+    snprintf (self->nonce, sizeof self->nonce, "%s",
+              json_string_value (json_object_get (request, "nonce")));
     json_t *answer = retry ? json_pack ("{s:s, s:b, s:b, s:s}", "op", "hello", "ok", 0, "retry", 1,
                                         "message", "not yet, says the test")
                            : fake_grant (self, request);

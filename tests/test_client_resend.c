@@ -214,7 +214,7 @@ fence (void)
     gq_frame frame = fake_frame (&fake, GQ_KIND_ACK);
     frame.epoch = FAKE_EPOCH + 1;
     fake_ack_frame (&fake, &frame, &ack);
-    AWAIT (client->fenced);
+    AWAIT (gq_client_ended (client) == GQ_FENCED);
 }
 
 Test (client_resend, an_ack_of_a_higher_epoch_ends_every_wait)
@@ -255,7 +255,7 @@ Test (client_resend, an_ack_of_a_lower_epoch_fences_nobody)
     frame.epoch = FAKE_EPOCH - 1;
     fake_ack_frame (&fake, &frame, &ack);
     let_arrive ();
-    cr_assert_not (client->fenced);
+    cr_assert_eq (gq_client_ended (client), GQ_OK);
     cr_assert_eq (gq_client_count (client).acknowledged, 0);
     end ();
 }

@@ -279,3 +279,31 @@ Test (window, a_resend_moves_only_its_own_time)
     cr_assert_gt (window.slots[1].due_ns, 5 * RESEND_NS);
     cr_assert_eq (gq_window_count (&window), 3);
 }
+
+Test (window, an_acknowledgement_that_lacks_a_settled_number_is_a_rollback)
+{
+    uint64_t state = SEED;
+    printf ("seed %" PRIu64 "\n", state);
+    for (int round = 0; round < 2000; round++) {
+        /* What is settled: everything up to `cumulative`, and a map beyond it. */
+        const uint32_t sent = 1 + (uint32_t)(round % 40);
+        begin (GQ_WINDOW_MAX, sent);
+        state = state * UINT64_C (6364136223846793005) + 1442695040888963407;
+        const uint64_t cumulative = (state >> 33) % (sent + 1);
+        const uint64_t left = sent - cumulative;
+        const uint64_t beyond = left < 2 ? 0 : (state >> 7) & (bit ((unsigned)left) - 1) & ~bit (0);
+        gq_window_settle (&window, cumulative, beyond);
+        /* What the later life names; the oracle goes number by number. */
+        state = state * UINT64_C (6364136223846793005) + 1442695040888963407;
+        const uint64_t other = (state >> 33) % 4 == 0 ? (state >> 40) % (sent + 1) : cumulative;
+        const uint64_t map =
+            (state >> 50) % 2 == 0 ? beyond | (state & ~bit (0)) : state & ~bit (0);
+        bool lacks = false;
+        for (uint64_t n = 1; n <= sent; n++) {
+            const bool was = n <= cumulative || (beyond >> (n - cumulative - 1) & 1) != 0;
+            const bool is = n <= other || (map >> (n - other - 1) & 1) != 0;
+            lacks = lacks || (was && !is);
+        }
+        cr_assert_eq (gq_window_rolled_back (&window, other, map), lacks, "round %d", round);
+    }
+}

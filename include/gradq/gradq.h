@@ -2,8 +2,9 @@
  * gradq for actors: push gradients, take whole versions of the weights.
  *
  * Steps 1 and 7 of a gradient's path (docs/ARCHITECTURE.md).  A client belongs to the thread that
- * opened it.  It owns its sockets, polls them only inside the calls below, and never blocks longer
- * than its time-out.
+ * opened it.  It owns its sockets, and never blocks longer than its time-out.  All its work happens
+ * inside the calls below, but for one thread that keeps the newest weights while the caller
+ * computes; so a process must not fork and go on with a client that is open.
  *
  *     gq_client *client = NULL;
  *     gq_client_config config = GQ_CLIENT_CONFIG;
@@ -78,6 +79,8 @@ typedef struct gq_client_counts {
     uint64_t refused;         /* of those, refused by the optimizer */
     uint64_t resent;          /* sendings that repeated an earlier one */
     gq_status refused_reason; /* of the last refused one, GQ_OK for none */
+    uint64_t rolled_back;     /* times that the optimizer had lost what it knew of this actor */
+    uint64_t dropped;         /* gradients that were on the way then: never settled */
 } gq_client_counts;
 
 typedef struct gq_client gq_client;
@@ -127,7 +130,8 @@ GQ_CHECK gq_status gq_client_commit (gq_client *client, uint32_t samples, uint64
 GQ_CHECK gq_status gq_client_push (gq_client *client, const float *gradient, uint32_t samples);
 
 /*
- * Wait until everything up to `sequence` is settled and the weights that it led to are here.
+ * Wait until everything up to `sequence` is settled, or dropped (see gq_client_counts), and the
+ * weights that it led to are here.
  * GQ_OK, GQ_TIMEOUT, GQ_CLOSED, GQ_RUN, GQ_FENCED.
  */
 GQ_CHECK gq_status gq_client_wait (gq_client *client, uint64_t sequence);
@@ -137,9 +141,14 @@ gq_client_counts gq_client_count (const gq_client *client);
 /* A number to show beside this actor in gradq-top ("return_mean"); sent once a second. */
 void gq_client_metric (gq_client *client, const char *name, double value);
 
-/* Wait until all is settled, up to the time-out and as long as the optimizer is heard; say bye,
- * free.  *client_p becomes NULL. */
-void gq_client_close (gq_client **client_p);
+/*
+ * Wait until all is settled, as long as the optimizer is heard and up to the time-out (30 s when
+ * that is "for ever": a step of --aggregate may never be complete); say bye, free.  *client_p
+ * becomes NULL.
+ *
+ * GQ_OK: all was settled.  GQ_TIMEOUT: some was not; it may be applied or not.  GQ_RUN, GQ_FENCED.
+ */
+gq_status gq_client_close (gq_client **client_p);
 
 #ifdef __cplusplus
 }

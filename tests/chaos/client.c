@@ -11,8 +11,9 @@
  * knows the bytes that must stand in the journal.
  *
  * Must never write down a sequence number that gq_client still keeps bytes for: that is why it
- * looks below gradq.h.  Ends with 3 when the weights are torn or fall back, with 4 when fenced,
- * with 5 when a second signal came before everything was settled.
+ * looks below gradq.h.  Ends with 3 when the weights are torn or fall back, or when the optimizer
+ * has forgotten an epoch; with 4 when fenced; with 5 when a second signal came before everything
+ * was settled.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -156,6 +157,10 @@ look (chaos_client *self)
                  "chaos_client: weights fell from term %" PRIu32 " version %" PRIu64
                  " to term %" PRIu32 " version %" PRIu64 "\n",
                  self->term, self->version, weights.term, weights.version);
+        return false;
+    }
+    if (gq_client_count (self->client).rolled_back > 0) {
+        fprintf (stderr, "chaos_client: the optimizer has forgotten this actor\n");
         return false;
     }
     uint64_t half = weights.count / 2;

@@ -368,16 +368,10 @@ class Service:
         return self.start(self.build / "tests/main_client", self.address,
                           *(f"{key}={each}" for key, each in settings.items()), env=env)
 
-    def actor(self, *words, endless: bool = False):
-        """gradq-actor; endless: the test will end it by SIGTERM in the midst of its work.
-
-        libzmq 4.3.4 leaks the frames in its I/O thread's hands when a conflating socket is closed
-        under traffic; leaks are looked for in the actors that end in quiet.
-        """
-        env = {"OPENBLAS_NUM_THREADS": "1"}
-        if endless:
-            env["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-        return self.start("gradq-actor", "--address", self.address, *words, env=env)
+    def actor(self, *words):
+        """gradq-actor"""
+        return self.start("gradq-actor", "--address", self.address, *words,
+                          env={"OPENBLAS_NUM_THREADS": "1"})
 
     def wire(self, elements: int = 8, hello: bool = True, name: bytes = None, **changes) -> Wire:
         wire = Wire(self.address, elements, name)

@@ -39,6 +39,9 @@ RETRY_S = 0.1  # a hello that was refused with "retry"
 HEARD_S = 2.5  # the optimizer says something every second; unheard for longer, it is away
 RESEND_S = 1.0  # a gradient unanswered this long is sent again; then after 2, 4, 8, 8, ... of these
 DOUBLINGS_MAX = 3
+SILENT_S = 3.0  # unheard for so long: new sockets, and again after 2, 4, 4, ... of these
+SILENT_DOUBLINGS_MAX = 2
+UNKNOWN_S = 4.0  # a later life of the optimizer, and no acknowledgement: does it know this epoch?
 SILENCE_S = 10.0  # an optimizer unheard for this long may have been replaced: repeat the hello
 
 CRC_TABLE = []
@@ -122,9 +125,8 @@ class Actor:
             self.request["layout"] = [{"name": name, "shape": shape} for name, shape in layout]
             self.request["initial"] = initial is not None
         self.context = zmq.Context()
-        self.data_sockets = []
-        self.control = self.socket(zmq.DEALER, IMMEDIATE=1, LINGER=1000)  # lets the bye out
-        self.control.connect(address)
+        self.data_sockets, self.higher = [], 0
+        self.open_control()
         try:
             self.hello()
         except BaseException:
@@ -142,6 +144,10 @@ class Actor:
         for name, value in {"LINGER": 0, **options}.items():
             socket.setsockopt(getattr(zmq, name), value)
         return socket
+
+    def open_control(self):
+        self.control = self.socket(zmq.DEALER, IMMEDIATE=1, LINGER=1000)  # lets the bye out
+        self.control.connect(self.address)
 
     # Control plane
 
@@ -167,16 +173,22 @@ class Actor:
     def read_control(self) -> bool:
         """Take one answer.  True: a hello was refused for now."""
         answer = json.loads(self.control.recv())
+        if answer.get("nonce", self.request["nonce"]) != self.request["nonce"]:
+            return False  # to a hello that was given up
         if answer["ok"]:
+            self.asking = False
             grant = (bytes.fromhex(answer["run"]), answer["epoch"])
             if self.run is None or grant != (self.run, self.epoch):
                 self.begin(answer)
+            self.known_term = max(self.known_term, answer["term"])
         elif not answer["retry"]:
             raise Refused(answer)
         return not answer["ok"]
 
     def begin(self, grant: dict):
         """A new life: identity, counts and sockets."""
+        if self.run != bytes.fromhex(grant["run"]):
+            self.higher = 0  # highest epoch that an acknowledgement for this actor named
         self.run = bytes.fromhex(grant["run"])
         self.actor, self.epoch = grant["actor"], grant["epoch"]
         self.digest, self.parameters = int(grant["digest"], 16), grant["parameters"]
@@ -188,20 +200,26 @@ class Actor:
         self.newest = self.used = None  # (Header, payload): last received, last given by latest()
         self.outbox = None  # (frame, Sent or None) that the PUSH socket has not taken yet
         self.foreign = False  # weights of another run are here
-        self.fenced = False
-        self.heard = time.monotonic()
+        self.known_term, self.unknown = grant["term"], None  # whose optimizer knows this epoch
+        self.asking = False  # for another one; nothing is sent until that is answered
+        self.heard = self.opened = time.monotonic()
+        self.heads, self.opened_in_vain = {}, 0
         self.hello_due = self.report_due = self.init_due = 0.0
+        self.endpoints = [self.reachable(grant["endpoints"][name])
+                          for name in ("gradients", "weights", "acks")]
+        self.open_data()
 
+    def open_data(self):
         for socket in self.data_sockets:
             socket.close()
         self.gradients = self.socket(zmq.PUSH, SNDHWM=1, SNDBUF=65536, IMMEDIATE=1, LINGER=1000)
-        self.weights = self.socket(zmq.SUB, CONFLATE=1)
+        self.weights = self.socket(zmq.SUB, RCVHWM=64)
         self.acks = self.socket(zmq.SUB, RCVHWM=1024)
         self.data_sockets = [self.gradients, self.weights, self.acks]
         self.weights.subscribe(struct.pack("<4sHH", MAGIC, PROTOCOL, WEIGHTS))
         self.acks.subscribe(struct.pack("<4sHHI", MAGIC, PROTOCOL, ACK, self.actor))
-        for name in ("gradients", "weights", "acks"):
-            getattr(self, name).connect(self.reachable(grant["endpoints"][name]))
+        for socket, endpoint in zip(self.data_sockets, self.endpoints):
+            socket.connect(endpoint)
         self.poller = zmq.Poller()
         for socket in (self.control, self.weights, self.acks):
             self.poller.register(socket, zmq.POLLIN)
@@ -221,6 +239,11 @@ class Actor:
     # Data plane
 
     @property
+    def fenced(self) -> bool:
+        """While it asks for another epoch, a higher one may be its own."""
+        return self.higher > self.epoch and not self.asking
+
+    @property
     def in_flight(self) -> int:
         return len(self.on_the_way)
 
@@ -237,23 +260,58 @@ class Actor:
         if now >= self.report_due:
             self.report_due = now + AGAIN_S
             self.tell("report")
-        if (self.foreign or now - self.heard > SILENCE_S) and now >= self.hello_due:
+        self.look_at_lives(now)
+        if (self.asking or self.foreign or now - self.heard > SILENCE_S) and now >= self.hello_due:
             self.hello_due = now + AGAIN_S  # the run was replaced? then the answer is another grant
             self.ask(self.request)
         self.resend_due(now)
-        self.poller.register(self.gradients, zmq.POLLOUT if self.outbox else 0)
+        sends = self.outbox and not self.asking
+        self.poller.register(self.gradients, zmq.POLLOUT if sends else 0)
         ready = dict(self.poller.poll(int(1000 * timeout)))
         if self.gradients in ready:
             self.put(*self.outbox)
             self.outbox = None
         if self.weights in ready:
-            self.take_weights(*decode(self.weights.recv()))
+            self.take_weights(*decode(self.last_weights()))
         while self.acks.poll(0):
             self.take_ack(*decode(self.acks.recv()))
         if self.fenced:
             raise Fenced(f"another process runs as actor {self.actor}; this one has to end")
         if self.control in ready:
             self.read_control()  # last: it may begin a new life, with new sockets
+
+    def look_at_lives(self, now: float):
+        """Is the optimizer deaf to us, or does its later life not know us?"""
+        if now - self.heard < SILENT_S:
+            self.opened_in_vain = 0
+        elif now - self.opened > SILENT_S * 2 ** min(self.opened_in_vain, SILENT_DOUBLINGS_MAX):
+            # ZeroMQ gives a connection up for good after a protocol error.
+            self.opened, self.opened_in_vain = now, self.opened_in_vain + 1
+            self.control.close()
+            self.open_control()
+            self.open_data()
+        if not self.newest or self.newest[0].term <= self.known_term or self.fenced:
+            self.unknown = None
+        elif self.unknown is None:
+            self.unknown = now
+        elif now - self.unknown > UNKNOWN_S and now - self.heard < HEARD_S and not self.asking:
+            self.ask_for_epoch(self.request["nonce"])  # who knows it grants the epoch that we have
+
+    def ask_for_epoch(self, nonce: str):
+        self.request.update(actor=self.actor, nonce=nonce)
+        self.asking, self.hello_due = True, 0.0
+
+    def note_heard(self, head: Header):
+        """The same frame again is what the broker remembers, and says nothing of the optimizer."""
+        if self.heads.get(head.kind) != head:
+            self.heads[head.kind], self.heard = head, time.monotonic()
+
+    def last_weights(self) -> bytes:
+        """The newest of all that are here."""
+        data = self.weights.recv()
+        while self.weights.poll(0):
+            data = self.weights.recv()
+        return data
 
     def put(self, frame: bytes, sent: Sent):
         """The socket takes this one: it is writable."""
@@ -265,7 +323,7 @@ class Actor:
     def resend_due(self, now: float):
         """The oldest whose time has come goes out again, the same bytes under the same number: the
         optimizer knows what it has.  Not while it is away, or its return would meet a flood."""
-        if self.outbox or now - self.heard > HEARD_S:
+        if self.outbox or self.asking or now - self.heard > HEARD_S:
             return
         due = next((sent for sent in self.on_the_way.values() if sent.due <= now), None)
         if due:
@@ -277,7 +335,7 @@ class Actor:
         self.foreign = head.run != self.run  # at first perhaps the run before, which is remembered
         if self.foreign or head.digest != self.digest or len(payload) != 4 * self.parameters:
             return
-        self.heard = time.monotonic()
+        self.note_heard(head)
         if not self.newest or age(head) > age(self.newest[0]):
             self.newest = head, payload
 
@@ -285,11 +343,18 @@ class Actor:
         if (head is None or head.kind != ACK or len(payload) != ACK_PAYLOAD.size
                 or (head.run, head.actor) != (self.run, self.actor)):
             return
+        self.note_heard(head)
+        self.higher = max(self.higher, head.epoch)
         if head.epoch != self.epoch:  # a lower one was remembered of the life before
-            self.fenced = self.fenced or head.epoch > self.epoch
             return
-        self.heard = time.monotonic()
         cumulative, beyond, refused, sequence, reason, _zero = ACK_PAYLOAD.unpack(payload)
+        if head.term < self.known_term:
+            return  # last words: the life after it says more, or has lost it
+        if head.term > self.known_term and self.lacks(cumulative, beyond):
+            if not self.asking:
+                self.ask_for_epoch(secrets.token_hex(16))
+            return
+        self.known_term = head.term
         if cumulative + beyond.bit_length() > self.pushed:
             return  # of numbers that were never given out
         self.cumulative = max(self.cumulative, cumulative)
@@ -300,6 +365,11 @@ class Actor:
         if refused > self.refused:
             self.refused, self.refused_sequence = refused, sequence
             self.refused_reason = REASONS.get(reason, str(reason))
+
+    def lacks(self, cumulative: int, beyond: int) -> bool:
+        """Does an acknowledgement leave out a number that was settled?"""
+        return any(number not in self.on_the_way and not beyond >> number - cumulative - 1 & 1
+                   for number in range(cumulative + 1, self.pushed + 1))
 
     def frame(self, kind: int, vector, **fields) -> bytes:
         values = numpy.ascontiguousarray(vector, "<f4")
@@ -333,9 +403,10 @@ class Actor:
     def push(self, gradient, samples: int, timeout: float = 60) -> int:
         """Send a gradient of what latest() returned; its sequence number.
 
-        0: the run was replaced meanwhile, and the gradient means nothing to the new one.
+        0: the run was replaced meanwhile, or its optimizer had forgotten this actor, and the
+        gradient belongs to the life before.
         """
-        self.until(lambda: not self.outbox and self.in_flight < self.window
+        self.until(lambda: not self.asking and not self.outbox and self.in_flight < self.window
                    and self.pushed - self.cumulative < MAP_BITS, timeout, "room")
         if not self.used:
             return 0

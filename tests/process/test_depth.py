@@ -45,7 +45,7 @@ def full(service, depth: int) -> dict:
 
 def test_depth_rises_to_the_capacity_and_no_further_while_actors_wait(service):
     service.up("--optimizer", "adam", broker=("--capacity", CAPACITY))
-    actors = [service.actor("--actor", i, "--window", 8, "--seed", SEED, endless=True)
+    actors = [service.actor("--actor", i, "--window", 8, "--seed", SEED)
               for i in range(4)]
     service.until(lambda s: s["optimizer"]["applied"] > 20 and len(s["actors"]) == 4,
                   "four actors that train")
@@ -66,7 +66,7 @@ def test_depth_rises_to_the_capacity_and_no_further_while_actors_wait(service):
 
 def test_sigterm_ends_an_actor_that_waits_for_a_full_queue(service):
     service.up("--optimizer", "adam", broker=("--capacity", CAPACITY))
-    actors = [service.actor("--actor", i, "--window", 8, "--seed", SEED, endless=True)
+    actors = [service.actor("--actor", i, "--window", 8, "--seed", SEED)
               for i in range(4)]
     service.until(lambda s: s["optimizer"]["applied"] > 20 and len(s["actors"]) == 4,
                   "four actors that train")

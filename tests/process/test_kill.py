@@ -129,6 +129,29 @@ def test_without_a_journal_a_killed_optimizer_goes_back_to_the_newest_checkpoint
     assert done(service.client(actor=0, count=50, seed=SEED))["refused"] == 0
 
 
+def test_without_a_journal_an_actor_that_outlives_the_optimizer_begins_a_new_life(either):
+    """The first time its epoch is not in the checkpoint; the second, its numbers are behind."""
+    service = either
+    words = ("--checkpoint-interval-s", "0", "--journal", "off")
+    service.up(*words)
+    done(service.client(actor=0, count=1, seed=SEED))  # with it comes the checkpoint of version 0
+    client = opened(endless(service, 1))
+    for saves in (False, True):
+        epoch = acknowledged(service, 1, 50)["epoch"]
+        if saves:
+            service.optimizer.signal(signal.SIGUSR1)
+            wait_for(lambda: checkpoints(service.run)[-1] > 0, 20, "a checkpoint")
+            acknowledged(service, 1, row(service.stats(), 1)["acknowledged"] + 100)
+        kill(service.optimizer)
+        service.start_optimizer("--resume", *words)
+        service.until(lambda s, epoch=epoch: (row(s, 1)["epoch"] or 0) > epoch
+                      and row(s, 1)["acknowledged"] > 50, "the new life to get on", 30)
+    count = finish(service, client)
+    assert (count["rolled_back"], count["refused"], count["term"]) == (2, 0, 3), count
+    assert 0 <= count["dropped"] <= 2 * 4, "at most a window each time"
+    assert 0 <= count["pushed"] - count["acknowledged"] - count["dropped"] <= 4, count
+
+
 def test_killed_broker_with_a_full_queue_costs_nothing_but_time(either):
     service = either
     service.up("--checkpoint-interval-s", "0")

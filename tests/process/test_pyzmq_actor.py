@@ -306,6 +306,33 @@ def test_an_actor_goes_on_after_a_kill_of_the_optimizer_where_it_was(either):
     either.ends_with(2)
 
 
+@pytest.mark.parametrize("lost", ["epoch", "numbers"])
+def test_an_actor_whose_past_the_optimizer_lost_begins_a_new_life(service, lost):  # noqa: F811
+    words = ("--checkpoint-interval-s", "0", "--journal", "off")
+    service.up(*words)
+    with opened(service) as first:  # version 0 is saved with this grant, and none after it
+        first.latest()
+        with opened(service) as other:
+            actor = other if lost == "epoch" else first
+            actor.latest()
+            actor.push(numpy.ones(8), 1)
+            actor.wait()
+            epoch = actor.epoch
+            kill(service.optimizer)
+            if lost == "epoch":  # whose gradients nobody takes, so this one is dropped
+                assert actor.push(numpy.ones(8), 1) == 2
+            service.start_optimizer("--resume", *words)
+            actor.until(lambda: actor.epoch > epoch, 30, "a new epoch")
+            assert actor.in_flight == 0 and not actor.fenced
+            # The broker may still remember those of the life before.
+            actor.until(lambda: actor.newest and actor.newest[0].term == 2, 20, "weights")
+            assert actor.latest().tolist() == list(range(8)), "the steps are lost"
+            assert actor.push(numpy.ones(8), 1) == 1
+            actor.wait()
+            assert (actor.acknowledged, actor.refused) == (1, 0)
+    service.until(lambda stats: stats["optimizer"]["applied"] == 1, "one applied")
+
+
 @pytest.mark.parametrize("weights", ["with", "without"])
 def test_an_actor_joins_the_run_that_replaces_its_own(service, monkeypatch, weights):  # noqa: F811
     """A new run with weights is heard at once; one without says nothing, and waits for those of an
