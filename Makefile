@@ -118,11 +118,14 @@ fuzz: ## FUZZ_SECONDS of libFuzzer on each decoder
 	@$(MAKE) --no-print-directory $(JOBS) $(FUZZERS)
 	@tools/fuzz.sh $(FUZZ_SECONDS) $(FUZZERS)
 
-chaos: ## kill, stop and cut everything, then check that nothing was lost, doubled or torn
+chaos: ## kill, stop and cut everything: nothing is lost, doubled or torn, and learning goes on
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory $(JOBS) all $(CHAOS_CLIENT)
 	@/usr/bin/python3 tests/chaos/chaos.py --build $(CURDIR)/$(BUILD) --seeds $(CHAOS_SEEDS) \
 	    --seconds $(CHAOS_SECONDS) $(ARGS)
+	@/usr/bin/python3 tests/chaos/learning.py --build $(CURDIR)/$(BUILD) --rounds 3
+	@test ! -x build/venv/bin/python || /usr/bin/python3 tests/chaos/learning.py --every 1 \
+	    --build $(CURDIR)/$(BUILD) --env gym:CartPole-v1 --actors 2
 
 lint: ## layout, static analysis, and the house rules that a program can check
 	@tools/setup.sh run lint

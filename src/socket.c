@@ -9,12 +9,41 @@
 /* Back from a dead peer within a tenth of a second at first, then every second. */
 enum { RECONNECT_MS = 100, RECONNECT_MS_MAX = 1000 };
 
+/*
+ * A link that swallows everything is noticed within DEAD_MS, and a connection is tried anew at
+ * least every CONNECT_MS + RECONNECT_MS_MAX: that much after the link has healed both sides talk
+ * again.  TCP alone doubles its pause with each retransmission, so that after an outage it stays
+ * silent for as long again as the outage was.
+ */
+enum { DEAD_MS = 3000, CONNECT_MS = 1000, HANDSHAKE_MS = 3000 };
+/* Probes of an idle connection, in seconds, and how many may stay without an answer. */
+enum { PROBE_IDLE_S = 1, PROBE_S = 1, PROBES = 2 };
+
 static void
 set_int (void *socket, int option, int value)
 {
     int rc = zmq_setsockopt (socket, option, &value, sizeof value);
     assert (rc == 0);
     (void)rc;
+}
+
+/* How a dead connection shows.  ipc has none of this but the handshake, and needs none. */
+static void
+notice_dead_link (void *socket, int type)
+{
+    /* Who only receives learns it from probes alone. */
+    set_int (socket, ZMQ_TCP_KEEPALIVE, 1);
+    set_int (socket, ZMQ_TCP_KEEPALIVE_IDLE, PROBE_IDLE_S);
+    set_int (socket, ZMQ_TCP_KEEPALIVE_INTVL, PROBE_S);
+    set_int (socket, ZMQ_TCP_KEEPALIVE_CNT, PROBES);
+    set_int (socket, ZMQ_CONNECT_TIMEOUT, CONNECT_MS);
+    /* A peer may vanish in the middle of it, with nothing on its way that could be missed. */
+    set_int (socket, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
+    /* Not for gradients: a full queue stops reading for as long as it likes, and to TCP that is the
+     * same as a dead peer.  The client opens its sockets anew when it hears nothing; the broker's
+     * side of the way to the optimizer is probed by the optimizer's. */
+    if (type != ZMQ_PUSH)
+        set_int (socket, ZMQ_TCP_MAXRT, DEAD_MS);
 }
 
 void
@@ -33,9 +62,7 @@ gq_socket_set (void *socket, const gq_socket_options *options)
     (void)rc;
     set_int (socket, ZMQ_RECONNECT_IVL, RECONNECT_MS);
     set_int (socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MS_MAX);
-    set_int (socket, ZMQ_TCP_KEEPALIVE, 1);
-    set_int (socket, ZMQ_TCP_KEEPALIVE_IDLE, 30);
-    set_int (socket, ZMQ_TCP_KEEPALIVE_INTVL, 10);
+    notice_dead_link (socket, options->type);
     /* Queue nothing for a peer that is not there: the caller keeps what it could not send. */
     if (options->type == ZMQ_PUSH || options->type == ZMQ_DEALER)
         set_int (socket, ZMQ_IMMEDIATE, 1);

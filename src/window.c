@@ -7,7 +7,8 @@
 #include <assert.h>
 #include <string.h>
 
-#define DOUBLINGS_MAX 3
+/* 4 s and jitter at the default: what a healed link may still have to wait for. */
+#define DOUBLINGS_MAX 2
 
 void
 gq_window_init (gq_window *window, uint32_t size, uint64_t resend_ns, uint64_t seed)

@@ -20,7 +20,7 @@ typedef struct gq_window {
     uint32_t size;       /* slots in use, 1 .. GQ_WINDOW_MAX */
     uint64_t sequence;   /* last one given out */
     uint64_t cumulative; /* all up to here are settled */
-    uint64_t resend_ns;  /* first time-out; doubles with each resend, up to eight times */
+    uint64_t resend_ns;  /* first time-out; doubles with each resend, up to four times it */
     uint64_t resent;     /* how often anything was sent again */
     uint64_t random;     /* state of the jitter */
     gq_window_slot slots[GQ_WINDOW_MAX];

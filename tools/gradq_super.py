@@ -116,10 +116,11 @@ class Supervisor:
                 self.crashes[found[1]] = self.crashes.get(found[1], 0) + 1
 
     def processes(self):
-        """[{name, state, pid, restarts, exit, crashes}] in start order.
+        """[{name, state, pid, restarts, exit, over, crashes}] in start order.
 
         supervisord says STARTING for the first seconds of a process that runs; for people it
-        runs, so it is RUNNING here.  restarts: starts after the first, asked for or not.
+        runs, so it is RUNNING here.  restarts: starts after the first, asked for or not.  over: it
+        has ended, and supervisord will not start it again.
         """
         self.read_log()
         rows = []
@@ -129,7 +130,7 @@ class Supervisor:
                 state = "RUNNING"
             rows.append({"name": info["name"], "state": state, "pid": info["pid"] or None,
                          "restarts": max(0, self.spawns.get(info["name"], 0) - 1),
-                         "exit": info["exitstatus"],
+                         "exit": info["exitstatus"], "over": over(info),
                          "crashes": self.crashes.get(info["name"], 0)})
         return sorted(rows, key=lambda row: order(row["name"]))
 
@@ -139,10 +140,10 @@ class Supervisor:
     def refusal(self):
         """A Failure when a service, or every actor, has ended for good; else None."""
         rows = self.processes()
-        ended = [row for row in rows if row["state"] in ("FATAL", "EXITED", "UNKNOWN")]
+        ended = [row for row in rows if row["over"]]
         actors = [row for row in rows if kind_of(row["name"]) == "actor"]
         bad = [row for row in rows if row["crashes"] >= CRASHES_MAX
-               or row["state"] in ("FATAL", "UNKNOWN") or (row in ended and row["exit"])]
+               or (row["over"] and (row["exit"] or row["state"] != "EXITED"))]
         for row in ended:
             if kind_of(row["name"]) in ("broker", "optimizer"):
                 return self.explain(row)
@@ -154,7 +155,7 @@ class Supervisor:
         """The Failure that tells of a process which cannot run."""
         name = row["name"]
         config = row["state"] == "EXITED" and row["exit"] in FINAL_EXITS[1:]
-        how = (f"ended with exit code {row['exit']}" if row["state"] == "EXITED"
+        how = (f"ended with exit code {row['exit']}" if row["over"] and row["state"] == "EXITED"
                else f"does not stay up ({row['crashes']} crashes in a row)")
         tail = "\n".join("  " + line for line in self.run.log_tail(name))
         return Failure(f"{name} {how}; it said:\n{tail or '  nothing'}\n"
@@ -229,6 +230,14 @@ def running(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def over(info):
+    """supervisord starts again whatever ends with another code (autorestart=unexpected), but only
+    when its loop comes round: until then, a second at most, a process that was killed (exit status
+    -1) is EXITED as well."""
+    return info["statename"] in ("FATAL", "UNKNOWN") or (
+        info["statename"] == "EXITED" and info["exitstatus"] in FINAL_EXITS)
 
 
 def order(name):

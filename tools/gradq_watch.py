@@ -208,7 +208,7 @@ class Watch:
         actors = [row for row in rows if kind_of(row["name"]) == "actor"]
         for row in actors:
             self.tell_ended(row)
-        if actors and all(row["state"] in ("EXITED", "FATAL") for row in actors):
+        if actors and all(row["over"] for row in actors):
             if self.settings["target_return"] is None:
                 return 0, "done: every actor has finished"
             return EXIT_FAILED, "not solved: every actor has finished"
@@ -217,7 +217,7 @@ class Watch:
     def tell_ended(self, row):
         """One sentence when an actor ends, or keeps crashing, while the others go on."""
         broken = row["crashes"] >= CRASHES_MAX
-        if row["state"] not in ("EXITED", "FATAL") and not broken:
+        if not row["over"] and not broken:
             self.told.discard(row["name"])
         elif row["name"] not in self.told:
             self.told.add(row["name"])

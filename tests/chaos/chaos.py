@@ -10,28 +10,28 @@ directory.  Exit 1 when a promise was broken; the run directory is then kept, an
 same plan again (the plan, not the moments: those are the machine's).
 """
 import argparse
+import concurrent.futures
 import itertools
 import json
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import oracle
+import plan
+from processes import Child, Network, free_ports, namespaces_work
+from summary import CRASHES, Result, summarise
 
 HERE = Path(__file__).resolve().parent
 CLIENTS = 4
 MODES = ("ipc", "tcp", "relay", "cut")
-CRASHES = {  # name: highest N of "die at pass N" that a short life is likely to reach
-    "after-receive": 60, "appending": 120, "before-apply": 60, "before-publish": 60,
-    "recovering": 20, "checkpointing": 2}
 RECOVERY_KILLS = 10
 PROGRESS_S = 5    # from healing until every client gets on: the promise
 PROGRESS_LINES = 10  # more than a window: something new was pushed and settled
@@ -40,134 +40,10 @@ STOP_S = 20
 UNSETTLED = 5  # chaos_client, told twice to stop
 # Faults and how often each is chosen.  The first three are what the promise is about.
 WEIGHTS = {"broker": 6, "optimizer": 3, "client": 5, "together": 2, "stop": 1.5, "crash": 3,
-           "storm": 0.2, "cut": 2}
+           "storm": 0.2, "swap": 2, "cut": 2}
 POLL_S = 0.005
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports, below those that the kernel gives out."""
-    for _ in range(200):
-        first = random.SystemRandom().randrange(15000, 32000 - count)
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for i, each in enumerate(sockets):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                each.bind(("0.0.0.0", first + i))
-            return first
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-    raise RuntimeError("no free ports")
-
-
-class Child:
-    """One process of the run, started again and again."""
-
-    def __init__(self, chaos, name: str, words: list, prefix: list = ()):
-        self.chaos, self.name = chaos, name
-        self.words = [*map(str, prefix), *map(str, words)]
-        self.kind = name.rstrip("0123456789")
-        self.popen = None
-        self.killed = False   # by us
-        self.crash = None     # name of the point at which it is to die
-        self.stopped_until = None
-        self.lives = 0
-
-    def start(self, crash: str = None, number: int = 1):
-        env = {k: v for k, v in os.environ.items() if not k.startswith("GRADQ_")}
-        if crash:
-            env["GRADQ_TEST_CRASH"] = f"{crash}:{number}"
-        self.crash, self.killed, self.stopped_until = crash, False, None
-        self.lives += 1
-        with open(self.chaos.directory / f"{self.name}.log", "ab") as log:
-            self.popen = subprocess.Popen(self.words, env=env, stdin=subprocess.DEVNULL,
-                                           stdout=log, stderr=log, start_new_session=True)
-
-    def running(self) -> bool:
-        return self.popen is not None and self.popen.poll() is None
-
-    def kill(self) -> bool:
-        """kill -9; false when it had ended by itself before."""
-        if not self.running():
-            return False
-        self.killed = True
-        self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait()
-        return True
-
-    def stop_for(self, seconds: float) -> bool:
-        if not self.running() or self.stopped_until is not None:
-            return False
-        self.popen.send_signal(signal.SIGSTOP)
-        self.stopped_until = time.monotonic() + seconds
-        return True
-
-    def go_on(self):
-        if self.stopped_until is not None and self.running():
-            self.popen.send_signal(signal.SIGCONT)
-        self.stopped_until = None
-
-    def tail(self) -> str:
-        lines = (self.chaos.directory / f"{self.name}.log").read_text(errors="replace")
-        return lines[-500:].strip()
-
-
-class Network:
-    """A second network namespace, reached over a pair of virtual cables."""
-
-    def __init__(self):
-        number = os.getpid() % 60000
-        self.name, self.outer, self.inner = f"gqc{number}", f"gqo{number}", f"gqi{number}"
-        net = f"10.{200 + number // 250 // 250}.{number // 250 % 250}.{number % 63 * 4}"
-        stem, last = net.rsplit(".", 1)
-        self.host = f"{stem}.{int(last) + 1}"
-        self.prefix = ["ip", "netns", "exec", self.name]
-        self.down_until = None
-        try:
-            self.ip("netns", "add", self.name)
-            self.ip("link", "add", self.outer, "type", "veth", "peer", "name", self.inner)
-            self.ip("link", "set", self.inner, "netns", self.name)
-            self.ip("addr", "add", f"{self.host}/30", "dev", self.outer)
-            self.ip("link", "set", self.outer, "up")
-            self.ip("-n", self.name, "addr", "add", f"{stem}.{int(last) + 2}/30", "dev", self.inner)
-            self.ip("-n", self.name, "link", "set", self.inner, "up")
-            self.ip("-n", self.name, "link", "set", "lo", "up")
-        except (OSError, subprocess.CalledProcessError):
-            self.close()
-            raise
-
-    @staticmethod
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
-
-    def cut(self, seconds: float) -> bool:
-        if self.down_until is not None:
-            return False
-        self.ip("link", "set", self.outer, "down")
-        self.down_until = time.monotonic() + seconds
-        return True
-
-    def heal(self):
-        if self.down_until is not None:
-            self.ip("link", "set", self.outer, "up")
-        self.down_until = None
-
-    def close(self):
-        for words in (("link", "del", self.outer), ("netns", "del", self.name)):
-            subprocess.run(["ip", *words], check=False, capture_output=True, timeout=10)
-
-
-def namespaces_work() -> str:
-    """"" or why not."""
-    try:
-        Network().close()
-    except OSError as error:
-        return str(error)
-    except subprocess.CalledProcessError as error:
-        return error.stderr.decode(errors="replace").strip()
-    return ""
+ARCHIVE_S = 0.02
+DISTURBANCES = 25  # how many of the last ones are told when there is no progress
 
 
 class Chaos:
@@ -186,50 +62,54 @@ class Chaos:
             self.weights.pop("cut", None)
         names = list(CRASHES)
         self.crashes = itertools.cycle(names[seed % len(names):] + names[:seed % len(names)])
-        self.settings = {
-            "optimizer": self.random.choice(("sgd", "sgd momentum", "adam")),
-            "fsync": self.random.choice(("never", "never", "interval", "always")),
-            "aggregate": self.random.choice((1, 1, 3)),
-            "max-staleness": self.random.choice(("inf", "inf", "8")),
-            "checkpoint-interval-s": 0.3, **settings}
+        self.settings = {**plan.choose(seed), **settings}
+        self.rule = self.rule_before = 0  # places in settings["rules"]
+        if len(self.settings["rules"]) == 1:
+            self.weights.pop("swap")
+        self.may_wait = self.settings["aggregate"] > 1  # a last step for gradients that never come
+        self.archive = directory / "archive" if self.settings["journal"] == "recycle" else None
+        self.archived = {}  # name: inode
+        self.archive_due = 0.0
         self.network = self.relay = None
-        self.progress_s = None
+        self.progress = {}  # client: seconds from healing until it got on
+        self.disturbed = deque(maxlen=DISTURBANCES)  # (when, what)
 
     # ---- the processes ----
 
-    def rule(self) -> list:
-        return {"sgd": ["sgd", "--set", "lr=0.01"],
-                "sgd momentum": ["sgd", "--set", "lr=0.01", "--set", "momentum=0.9"],
-                "adam": ["adam"]}[self.settings["optimizer"]]
+    def optimizer_words(self) -> list:
+        return [self.build / "gradq-optimizer", "--address", self.address, "--run", self.run,
+                "--resume", *plan.rule_words(self.settings["rules"][self.rule]),
+                *plan.option_words(self.settings)]
 
     def create(self):
-        address, host = f"ipc://{self.directory}/control", "127.0.0.1"
+        host = "127.0.0.1"
+        if self.archive:
+            self.archive.mkdir()
         if self.mode == "cut":
             self.network = Network()
             host = self.network.host
-        if self.mode != "ipc":
-            address = f"tcp://{host}:{free_ports(6)}"
-        reached = address
+        self.address = (f"ipc://{self.directory}/control" if self.mode == "ipc"
+                        else f"tcp://{host}:{free_ports(6)}")
+        reached = self.address
         if self.mode == "relay":
             listen = free_ports(6)
             reached = f"tcp://{host}:{listen}"
-            self.relay = Child(self, "relay", [
-                "/usr/bin/python3", HERE / "relay.py", listen, address.rsplit(":", 1)[1], self.seed,
-                self.directory / "relay.json"])
+            self.relay = Child(self.directory, "relay", [
+                "/usr/bin/python3", HERE / "relay.py", listen, self.address.rsplit(":", 1)[1],
+                self.seed, self.directory / "relay.json"])
         # Either the optimizer or some clients stand behind the cable that is cut.
         far = self.network.prefix if self.network else []
         far_optimizer = self.random.random() < 0.5
-        self.broker = Child(self, "broker", [self.build / "gradq-broker", "--address", address])
-        self.optimizer = Child(self, "optimizer", [
-            self.build / "gradq-optimizer", "--address", address, "--run", self.run, "--resume",
-            "--optimizer", *self.rule(), "--journal", "keep", "--checkpoints-kept", 1000,
-            "--checkpoint-interval-s", self.settings["checkpoint-interval-s"],
-            "--fsync", self.settings["fsync"],
-            "--aggregate", self.settings["aggregate"],
-            "--max-staleness", self.settings["max-staleness"]], far if far_optimizer else [])
+        self.broker = Child(self.directory, "broker", [self.build / "gradq-broker", "--address",
+                                                       self.address])
+        self.optimizer = Child(self.directory, "optimizer", self.optimizer_words(),
+                               far if far_optimizer else [])
         self.logs = [self.directory / f"client{i}" for i in range(CLIENTS)]
-        self.clients = [Child(self, f"client{i}", [
-            self.build / "tests/chaos_client", reached, i, self.seed, log],
+        keys = {"half": self.settings["half"], "window": self.settings["window"],
+                "pause_us": self.settings["pause"]}
+        self.clients = [Child(self.directory, f"client{i}", [
+            self.build / "tests/chaos_client", reached, i, self.seed, log,
+            *(f"{key}={value}" for key, value in keys.items())],
             far if not far_optimizer and i % 2 == 0 else []) for i, log in enumerate(self.logs)]
         self.children = [self.broker, self.optimizer, *self.clients]
 
@@ -261,6 +141,28 @@ class Chaos:
                 child.start()
         if self.network and now >= (self.network.down_until or now + 1):
             self.network.heal()
+        if self.archive and now >= self.archive_due:
+            self.archive_due = now + ARCHIVE_S
+            self.keep_files()
+
+    def keep_files(self):
+        """Links to segments and checkpoints, for the oracle, before the optimizer deletes them."""
+        for folder, stem in (("journal", "segment-"), ("checkpoints", "checkpoint-")):
+            try:
+                entries = [each for each in os.scandir(self.run / folder)
+                           if each.name.startswith(stem) and not each.name.endswith(".tmp")]
+            except FileNotFoundError:
+                continue
+            for entry in entries:
+                if self.archived.get(entry.name) == entry.inode():
+                    continue
+                link = self.archive / entry.name
+                link.unlink(missing_ok=True)  # of a file that was begun anew
+                try:
+                    os.link(entry.path, link)
+                    self.archived[entry.name] = entry.inode()
+                except FileNotFoundError:
+                    pass
 
     def wait(self, condition, seconds: float, what: str = None) -> bool:
         deadline = time.monotonic() + seconds * (self.slow if condition else 1)
@@ -274,21 +176,32 @@ class Chaos:
         return False
 
     def all_get_on(self):
-        """A condition: every client has had more settled than a window since now."""
+        """A condition: every client has had more settled than a window since now.  It notes in
+        self.progress how long each one took."""
         def lines(log):
             try:
                 return Path(f"{log}.ack").read_bytes().count(b"\n")
             except FileNotFoundError:
                 return 0
-        before = [lines(log) for log in self.logs]
-        return lambda: all(lines(log) >= base + PROGRESS_LINES
-                           for log, base in zip(self.logs, before))
+        before, start = [lines(log) for log in self.logs], time.monotonic()
+        self.progress = {}
+
+        def all_got_on():
+            for child, log, base in zip(self.clients, self.logs, before):
+                if child.name not in self.progress and lines(log) >= base + PROGRESS_LINES:
+                    self.progress[child.name] = time.monotonic() - start
+            return len(self.progress) == len(self.clients)
+        return all_got_on
 
     # ---- faults ----
+
+    def note(self, what: str):
+        self.disturbed.append((time.monotonic(), what))
 
     def kill(self, child: Child) -> bool:
         done = child.kill()
         self.counts["kill " + child.kind] += done
+        self.note(f"kill {child.name}")
         return done
 
     def disturb(self, fault: str):
@@ -303,17 +216,47 @@ class Chaos:
             self.counts["kill together"] += sum([self.kill(child) for child in chosen]) > 1
         elif fault == "stop":
             child = self.random.choice([self.broker, self.optimizer, *self.clients[:2]])
-            self.counts["stop " + child.kind] += child.stop_for(self.random.uniform(0.2, 4))
+            seconds = self.random.uniform(0.2, 4)
+            self.counts["stop " + child.kind] += child.stop_for(seconds)
+            self.note(f"stop {child.name} for {seconds:.1f} s")
         elif fault == "crash":
             self.crash(next(self.crashes))
         elif fault == "storm":
             self.storm()
+        elif fault == "swap":
+            self.swap()
         elif fault == "cut":
-            self.counts["cut"] += self.network.cut(self.random.uniform(0.2, 3))
+            seconds = self.random.uniform(0.2, 3)
+            name = self.random.choice(("cut", "hole"))
+            self.counts[name] += self.network.cut(seconds, name == "hole")
+            self.note(f"{name} for {seconds:.1f} s")
+
+    def swap(self):
+        """What `gradq swap` does, also in place of a killed optimizer: another rule, half of the
+        times the one before; and other ways to make steps."""
+        if self.random.random() < 0.5:
+            self.kill(self.optimizer)
+            self.counts["swap after kill"] += 1
+        else:
+            self.optimizer.go_on()
+            # Killed by it when it came before the program listened.
+            self.finish(self.optimizer, (0, -signal.SIGTERM))
+            self.counts["swap after stop"] += 1
+        rules = range(len(self.settings["rules"]))
+        others = [each for each in rules if each != self.rule]
+        back = self.rule_before != self.rule and self.random.random() < 0.5
+        self.rule, self.rule_before = (self.rule_before if back else self.random.choice(others),
+                                       self.rule)
+        self.settings.update(plan.steps(self.random))
+        self.may_wait = self.may_wait or self.settings["aggregate"] > 1
+        self.note(f"swap to {self.settings['rules'][self.rule][0]}")
+        self.optimizer.set_words(self.optimizer_words())
+        self.optimizer.start()
 
     def crash(self, name: str):
         """Start the optimizer so that it dies at this point, and give it the time to get there."""
         self.kill(self.optimizer)
+        self.note(f"crash point {name}")
         self.optimizer.start(name, self.random.randint(1, CRASHES[name]))
         life = self.optimizer.lives
         self.wait(lambda: self.optimizer.lives != life, 1)
@@ -336,7 +279,7 @@ class Chaos:
     def rage(self):
         deadline = time.monotonic() + self.seconds
         names, weights = list(self.weights), list(self.weights.values())
-        first = [name for name in ("storm",) if name in self.weights]
+        first = [name for name in ("storm", "swap") if name in self.weights]
         while time.monotonic() < deadline and len(self.wrong) < 5:
             self.disturb(first.pop() if first else self.random.choices(names, weights)[0])
             self.wait(None, self.random.uniform(0.3, 1) if self.random.random() < 0.15
@@ -355,15 +298,30 @@ class Chaos:
             self.relay.popen.send_signal(signal.SIGUSR1)
         self.watch()
         start = time.monotonic()
-        if self.wait(self.all_get_on(), STUCK_S, "every client to get on after healing"):
-            self.progress_s = time.monotonic() - start
-            if self.progress_s > PROGRESS_S * self.slow:
-                self.wrong.append(f"a client needed {self.progress_s:.1f} s to get on")
+        self.wait(self.all_get_on(), STUCK_S, "every client to get on after healing")
+        late = [child.name for child in self.clients
+                if self.progress.get(child.name, STUCK_S * self.slow) > PROGRESS_S * self.slow]
+        if late:
+            self.wrong.append(f"{', '.join(late)}: no progress within {PROGRESS_S} s of healing\n"
+                              + self.account(start))
 
-    def finish(self, child: Child):
+    @property
+    def progress_s(self):
+        """The slowest client's; None when one did not get on."""
+        return max(self.progress.values()) if len(self.progress) == len(self.clients) else None
+
+    def account(self, start: float) -> str:
+        """What was disturbed before `start`, when each client got on, and what all said last."""
+        lines = [f"{when - start:7.2f} s  {what}" for when, what in self.disturbed]
+        lines += [f"{seconds:+7.2f} s  {name} got on" for name, seconds in self.progress.items()]
+        for child in self.children:
+            lines += [f"{child.name}:", *("  " + line for line in child.tail().splitlines())]
+        return "\n".join("    " + line for line in lines)
+
+    def finish(self, child: Child, wanted: tuple = (0,)):
         """SIGTERM, and the exit status that a clean stop has."""
         if not child.running():
-            self.wrong.append(f"{child.name} ended before it was told to: {child.tail()}")
+            self.ended(child)
             return
         child.popen.send_signal(signal.SIGTERM)
         try:
@@ -372,28 +330,32 @@ class Chaos:
             self.wrong.append(f"{child.name} does not stop: {child.tail()}")
             child.kill()
             return
-        if child.popen.returncode != 0:
+        if child.popen.returncode == -signal.SIGKILL:  # it met its crash point meanwhile
+            self.ended(child)
+        elif child.popen.returncode not in wanted:
             self.wrong.append(f"{child.name} stopped with {child.popen.returncode}: {child.tail()}")
 
     def stop(self):
         """Clients settle what is on the way; only a step that lacks gradients may keep them."""
         for child in self.clients:
             child.popen.send_signal(signal.SIGTERM)
-        if self.settings["aggregate"] > 1:
+        if self.may_wait:
             deadline = time.monotonic() + 3 * self.slow
             while any(child.running() for child in self.clients) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         for child in self.clients:
-            if self.settings["aggregate"] > 1 and child.running():
+            if self.may_wait and child.running():
                 child.popen.send_signal(signal.SIGTERM)
             try:
                 code = child.popen.wait(STOP_S * self.slow)
             except subprocess.TimeoutExpired:
                 code = f"nothing, for its gradients are not settled {STOP_S} s after healing"
-            if code not in (0, UNSETTLED if self.settings["aggregate"] > 1 else 0):
+            if code not in (0, UNSETTLED if self.may_wait else 0):
                 self.wrong.append(f"{child.name} stopped with {code}: {child.tail()}")
         for child in (self.optimizer, self.broker):
             self.finish(child)
+        if self.archive:
+            self.keep_files()
 
     def end(self):
         """Nothing of it goes on, whatever happened."""
@@ -411,6 +373,9 @@ class Chaos:
                     self.counts["relay " + name] += count
             except (OSError, ValueError):
                 self.wrong.append("the relay left no counts")
+            if not self.counts["relay lost"] or not self.counts["relay resent"]:
+                self.wrong.append("the relay dropped no gradient that only a resend brings back")
+            self.relay = None
         if self.network:
             self.network.close()
 
@@ -427,50 +392,36 @@ class Chaos:
         finally:
             self.end()
         try:
-            found = oracle.examine(self.run, self.build, self.seed, self.logs)
+            found = self.examine()
         except (oracle.Wrong, OSError) as wrong:
             self.wrong.append(f"oracle: {wrong}")
         return found
 
+    def examine(self) -> dict:
+        """The oracle's findings; of a journal that is recycled, for what is left of it as well."""
+        found = oracle.examine(self.run, self.build, self.seed, self.logs, archive=self.archive)
+        if found["recycled"]:
+            oracle.examine(self.run, None, self.seed, self.logs)
+        return found
 
-def run_seed(build: Path, seed: int, seconds: float, mode: str, **settings) -> Chaos:
+
+def run_seed(build: Path, seed: int, seconds: float, mode: str) -> Result:
     """One seed, its line, and its directory away if all was well."""
     directory = Path(tempfile.mkdtemp(prefix="gq-chaos-", dir="/tmp"))
-    chaos = Chaos(build, seed, seconds, mode, directory, **settings)
+    chaos = Chaos(build, seed, seconds, mode, directory)
+    words = plan.text(chaos.settings)
     found = chaos.go()
     worst = "-" if chaos.progress_s is None else f"{chaos.progress_s:.2f} s"
-    words = ", ".join(f"{key} {each}" for key, each in chaos.settings.items())
-    print(f"seed {seed} {mode} ({words}): progress {worst}, "
-          + ", ".join(f"{each} {key}" for key, each in found.items()), flush=True)
-    for wrong in chaos.wrong:
-        print(f"  WRONG: {wrong}", flush=True)
+    lines = [f"seed {seed} {mode} ({words}): progress {worst}, "
+             + ", ".join(f"{each} {key}" for key, each in found.items())]
+    lines += [f"  WRONG: {wrong}" for wrong in chaos.wrong]
     if chaos.wrong:
-        print(f"  kept: {directory}; again: --seed {seed} --mode {mode} --seconds {seconds:g}",
-              flush=True)
+        lines.append(f"  kept: {directory}; again: --seed {seed} --mode {mode} "
+                     f"--seconds {seconds:g}")
     else:
         shutil.rmtree(directory)
-    chaos.found = found
-    return chaos
-
-
-def summarise(runs: list):
-    counts, found = Counter(), Counter()
-    for run in runs:
-        counts.update(run.counts)
-        found.update(run.found)
-    print(f"== {len(runs)} seeds")
-    for name in sorted(counts):
-        print(f"{name:24}{counts[name]:8}")
-    for name in ("records", "promised", "refused", "looks", "checkpoints", "terms"):
-        print(f"{name:24}{found[name]:8}")
-    worst = max((run.progress_s for run in runs if run.progress_s is not None), default=None)
-    print("worst time to progress  " + ("none" if worst is None else f"{worst:6.2f} s"))
-    for name in CRASHES:
-        if not counts["crash " + name]:
-            print(f"never reached: crash point {name}")
-    bad = [str(run.seed) for run in runs if run.wrong]
-    print(f"{len(runs) - len(bad)} passed, {len(bad)} failed"
-          + (f": seeds {' '.join(bad)}" if bad else ""))
+    print("\n".join(lines), flush=True)
+    return Result(seed, chaos.wrong, chaos.counts, found, chaos.progress_s)
 
 
 def main() -> int:
@@ -478,6 +429,7 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=HERE.parent.parent / "build")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time")
     parser.add_argument("--first", type=int, default=1, help="the first of --seeds")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--mode", choices=MODES, help="only this one")
@@ -491,10 +443,11 @@ def main() -> int:
             return 1
     seeds = [words.seed] if words.seed is not None else range(words.first,
                                                               words.first + words.seeds)
-    runs = [run_seed(words.build.resolve(), seed, words.seconds, modes[seed % len(modes)])
-            for seed in seeds]
-    summarise(runs)
-    return 1 if any(run.wrong for run in runs) else 0
+    with concurrent.futures.ProcessPoolExecutor(words.jobs) as pool:
+        futures = [pool.submit(run_seed, words.build.resolve(), seed, words.seconds,
+                               modes[seed % len(modes)]) for seed in seeds]
+        results = [each.result() for each in futures]
+    return 0 if summarise(results, modes, words.seconds) else 1
 
 
 if __name__ == "__main__":

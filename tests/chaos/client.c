@@ -103,6 +103,13 @@ fill (float *gradient, uint64_t half, uint64_t key, uint64_t odd)
     memcpy (gradient + half, gradient, half * sizeof *gradient);
 }
 
+/* So that weighing by samples weighs. */
+static uint32_t
+samples_of (uint64_t key)
+{
+    return 1 + (uint32_t)((key >> 32) % 8);
+}
+
 static void
 append (int fd, const char *text, size_t size)
 {
@@ -185,10 +192,10 @@ push (chaos_client *self)
     uint64_t sequence = 0;
     if (gradient == NULL)
         return GQ_MEMORY;
-    uint64_t next = self->client->window.sequence + 1;
-    fill (gradient, self->set[HALF],
-          key_of (self->seed, self->client->actor, self->client->epoch, next), self->set[ODD]);
-    gq_status status = gq_client_commit (self->client, 1, &sequence);
+    uint64_t key = key_of (self->seed, self->client->actor, self->client->epoch,
+                           self->client->window.sequence + 1);
+    fill (gradient, self->set[HALF], key, self->set[ODD]);
+    gq_status status = gq_client_commit (self->client, samples_of (key), &sequence);
     note_settled (self);
     if (status == GQ_OK)
         self->way[self->way_count++] = sequence;

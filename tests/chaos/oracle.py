@@ -4,8 +4,8 @@
 Usage: tests/chaos/oracle.py RUN [--build DIR] [--seed N --log STEM...]
 
 Reads journal and checkpoints from its own reading of the formats (docs/PROTOCOL.md), never through
-gradq's code, and applies every accepted gradient again in a plain NumPy float32 loop from the first
-checkpoint that is left.  Then
+gradq's code, and applies every accepted gradient again in a plain NumPy float32 loop (rules.py)
+from the oldest checkpoint that is left.  Then
     journal     headers, numbers, chain and checksums are right, and nothing is torn at the end
     once        each (actor, epoch, sequence) stands in it at most once, in a granted epoch
     kept        whatever a client was told is settled (LOG.ack of chaos_client) stands in it
@@ -15,10 +15,11 @@ checkpoint that is left.  Then
     seen        every version that a client saw (LOG.see) has the bits of the loop's
     gradq       gradq-replay --verify agrees, and so do its digests of some versions
 
-Needs --journal keep (or a run so short that no segment was deleted) and the rules sgd or adam.
+--archive names a directory with the segments and checkpoints that the optimizer has deleted
+meanwhile (chaos.py keeps links to them).  Without it, what older segments held is known only from
+the ledger of the oldest checkpoint.
 """
 import argparse
-import ctypes
 import json
 import math
 import re
@@ -30,163 +31,13 @@ from typing import NamedTuple
 
 import numpy
 
-SEGMENT = struct.Struct("<II16sQI24sI")
-RECORD = struct.Struct("<IIQQII")
-SEGMENT_MAGIC, RECORD_MAGIC = 0x314a5147, 0x31435247
-TERM, GRANT, GRADIENT, REFUSAL = 1, 2, 3, 4
-FRAME = struct.Struct("<IHHIIIHHQ16sQQQIIQQQQQII")
-FRAME_MAGIC, FRAME_BYTES = 0x31515247, 128
-assert (SEGMENT.size, RECORD.size, FRAME.size) == (64, 32, FRAME_BYTES)
+from disk import (FRAME, FRAME_BYTES, FRAME_MAGIC, GRADIENT, GRANT, REFUSAL, TERM, Record, Wrong,
+                  check, crc32c, newest, read_checkpoint, read_journal, xxh64)
+from rules import F32, RULES
+
 # gradq/status.h, by position.
 NONFINITE, STALE = 8, 9
-# Settings of the host that would change the step: the loop below knows none of them.
-HOST_PLAIN = {"clip_norm": "0", "schedule": "constant"}
 DIGESTS = 5  # versions at which gradq-replay is asked
-
-_isal = ctypes.CDLL("libisal.so.2")
-_isal.crc32_iscsi.restype = ctypes.c_uint
-_isal.crc32_iscsi.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint]
-_xxhash = ctypes.CDLL("libxxhash.so.0")
-_xxhash.XXH64.restype = ctypes.c_uint64
-_xxhash.XXH64.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
-
-
-class Wrong(Exception):
-    """The run directory breaks a promise."""
-
-
-def crc32c(data: bytes) -> int:
-    return _isal.crc32_iscsi(data, len(data), 0xffffffff) ^ 0xffffffff
-
-
-def xxh64(data: bytes) -> int:
-    return _xxhash.XXH64(data, len(data), 0)
-
-
-assert crc32c(b"123456789") == 0xe3069283  # RFC 3720's polynomial
-assert xxh64(b"") == 0xef46db3751d8e999  # of xxHash's specification
-
-
-# ---- what is on the disk ----
-
-class Record(NamedTuple):
-    lsn: int
-    kind: int
-    payload: bytes
-    crc: int
-    place: str
-
-
-def check(condition, place: str, text: str):
-    if not condition:
-        raise Wrong(f"{place}: {text}")
-
-
-def read_segment(path: Path, run: bytes, last: Record):
-    """Records of one segment, which has to follow `last` (None: whatever it begins with)."""
-    data = path.read_bytes()
-    check(len(data) >= SEGMENT.size, path.name, "no header")
-    magic, version, of, first, chain, zero, crc = SEGMENT.unpack_from(data)
-    check((magic, version, zero) == (SEGMENT_MAGIC, 1, bytes(24)), path.name, "header")
-    check(crc == crc32c(data[:SEGMENT.size - 4]), path.name, "checksum of the header")
-    check(of == run, path.name, "another run's")
-    check(path.name == f"segment-{first:016}", path.name, f"begins with record {first}")
-    if last is None:
-        last = Record(first - 1, 0, b"", chain, path.name)
-    check((first, chain) == (last.lsn + 1, last.crc), path.name, f"does not follow {last.place}")
-    at = SEGMENT.size
-    while at < len(data):
-        place = f"{path.name}:{at}"
-        check(len(data) - at >= RECORD.size, place, "torn")
-        magic, kind, lsn, size, chain, crc = RECORD.unpack_from(data, at)
-        payload = data[at + RECORD.size:at + RECORD.size + size]
-        check(magic == RECORD_MAGIC and len(payload) == size, place, "torn, or no record")
-        check(crc == crc32c(data[at:at + RECORD.size - 4] + payload), place, "checksum")
-        check((lsn, chain) == (last.lsn + 1, last.crc), place, "does not follow the one before")
-        last = Record(lsn, kind, payload, crc, place)
-        yield last
-        at += RECORD.size + size
-        check(not any(data[at:at + -size % 8]), place, "padding")
-        at += -size % 8
-
-
-def read_journal(directory: Path, run: bytes):
-    last = None
-    for path in sorted((directory / "journal").glob("segment-*")):
-        for last in read_segment(path, run, last):
-            yield last
-
-
-def read_checkpoint(path: Path) -> tuple:
-    """(tensors in the order of their bytes, metadata)"""
-    data = path.read_bytes()
-    size, = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + size])
-    meta = header.pop("__metadata__", {})
-    body = data[8 + size:]
-    order = sorted(header, key=lambda name: header[name]["data_offsets"])
-    tensors = {name: numpy.frombuffer(body[slice(*header[name]["data_offsets"])], "<f4")
-               for name in order}
-    check(int(meta["data_xxh64"], 16) == xxh64(body), path.name, "checksum of the data")
-    return tensors, meta
-
-
-# ---- the step, naively ----
-
-class Rule:
-    """One update rule in NumPy float32: constants are doubles, rounded once."""
-    slots, scalars = (), ()
-
-    def __init__(self, settings: dict, count: int, before=None):
-        for name, plain in HOST_PLAIN.items():
-            check(settings.get(name, plain) == plain, name, "this oracle knows only " + plain)
-        self.set = settings
-        self.state = {name: numpy.zeros(count, numpy.float32) for name in self.slots}
-        self.numbers = dict.fromkeys(self.scalars, 1.0)
-        self.steps = 0
-        if before is not None and type(before) is type(self):
-            self.state, self.numbers, self.steps = before.state, before.numbers, before.steps
-
-
-class Sgd(Rule):
-    slots = ("momentum_buffer",)
-
-    def step(self, w, gradient, scale):
-        f32 = numpy.float32
-        lr, momentum = f32(float(self.set["lr"])), f32(float(self.set["momentum"]))
-        g = gradient * scale
-        if momentum == 0:
-            return w - lr * g
-        b = momentum * self.state["momentum_buffer"] + g
-        self.state["momentum_buffer"] = b
-        return w - lr * (g + momentum * b if self.set["nesterov"] == "true" else b)
-
-
-class Adam(Rule):
-    slots = ("exp_avg", "exp_avg_sq")
-    scalars = ("beta1_power", "beta2_power")
-
-    def step(self, w, gradient, scale):
-        f32 = numpy.float32
-        beta1, beta2 = float(self.set["beta1"]), float(self.set["beta2"])
-        self.numbers["beta1_power"] *= beta1
-        self.numbers["beta2_power"] *= beta2
-        correction1 = 1 - self.numbers["beta1_power"]
-        correction2 = math.sqrt(1 - self.numbers["beta2_power"])
-        lr = float(self.set["lr"])
-        torch = self.set["epsilon"] == "torch"
-        step = f32(lr / correction1 if torch else lr * correction2 / correction1)
-        root = f32(1 / correction2 if torch else 1)
-        eps, decay = f32(float(self.set["eps"])), f32(float(self.set["weight_decay"]))
-        g = gradient * scale + decay * w
-        m = f32(beta1) * self.state["exp_avg"] + f32(1 - beta1) * g
-        v = f32(beta2) * self.state["exp_avg_sq"] + f32(1 - beta2) * (g * g)
-        self.state.update(exp_avg=m, exp_avg_sq=v)
-        return w - step * (m / (numpy.sqrt(v) * root + eps))
-
-
-RULES = {"sgd": Sgd, "adam": Adam}
-
 
 # ---- what chaos_client pushes ----
 
@@ -205,6 +56,10 @@ def key_of(seed: int, actor: int, epoch: int, sequence: int) -> int:
 
 def is_odd(key: int, odd: int) -> bool:
     return odd != 0 and key % odd < 2
+
+
+def samples_of(key: int) -> int:
+    return 1 + (key >> 32) % 8
 
 
 class Filler:
@@ -240,47 +95,114 @@ def read_lines(paths: list, ending: str, fields: int):
 
 # ---- the replay ----
 
+def received(entry: dict) -> tuple:
+    """What an actor's entry in a ledger says has come: (all up to, those beyond)."""
+    cumulative, beyond = entry["received"][0], int(entry["received"][1], 16)
+    return cumulative, {cumulative + 1 + i for i in range(64) if beyond >> i & 1}
+
+
+class Retired(NamedTuple):
+    """What a rule left when another one took over at `version`."""
+    name: str
+    version: int
+    state: dict
+    numbers: dict
+    steps: int
+
+
+def retired_in(meta: dict, vector):
+    """What a checkpoint holds of it, None for nothing."""
+    if "retired" not in meta:
+        return None
+    entry = json.loads(meta["retired"])
+    name = entry["optimizer"]
+    return Retired(name, entry["version"],
+                   {slot: vector(f"retired.{name}.{slot}.") for slot in entry["slots"]},
+                   {key: float(value) for key, value in entry["scalars"]},
+                   entry["optimizer_steps"])
+
+
 class Oracle:
-    def __init__(self, directory: Path, seed: int = None, odd: int = 64):
+    def __init__(self, directory: Path, seed: int = None, odd: int = 64, archive: Path = None):
         self.directory, self.seed, self.odd = directory, seed, odd
         self.run = bytes.fromhex(json.loads((directory / "identity.json").read_text())["run"])
-        self.checkpoints = [read_checkpoint(path) for path in
-                            sorted((directory / "checkpoints").glob("checkpoint-*.safetensors"))]
-        check(self.checkpoints, directory.name, "no checkpoint")
+        pattern = "checkpoint-*.safetensors"
+        self.kept = sorted(int(read_checkpoint(path)[1]["version"])
+                           for path in (directory / "checkpoints").glob(pattern))
+        check(self.kept, directory.name, "no checkpoint")
+        self.checkpoints = [read_checkpoint(path)
+                            for path in newest(directory / "checkpoints", archive, pattern)]
         self.checkpoints.sort(key=lambda each: int(each[1]["lsn"]))
+        self.segments = newest(directory / "journal", archive, "segment-*")
+        # Does the journal tell all, or does a checkpoint stand for what came before?
+        self.whole = bool(self.segments) and self.segments[0].name == f"segment-{1:016}"
         self.epochs = {}       # actor: (epoch, nonce)
         self.came = {}         # actor: what came in its epoch
         self.settled = set()   # (actor, epoch, sequence) in the journal
+        self.before = {}       # actor: (epoch, came) in the first checkpoint, unless whole
         self.refused = 0
         self.crcs = {}         # version: CRC32C of the weights
         self.digests = {}      # version: XXH64 of the weights
         self.terms = {}        # term: first version
-        self.weights = self.rule = self.filler = None
+        self.weights = self.rule = self.retired = self.filler = self.sum = None
         self.version = self.applied = self.held = 0
         self.held_weight = 0.0
-        self.sum = None
+        self.staleness_sum, self.staleness_count = 0.0, 0
         self.life = {}
-        self.compared = 0
+        self.compared = self.swaps = 0
         self.lsn = self.chain = 0
 
     def replay(self):
-        first_lsn = int(self.checkpoints[0][1]["lsn"])
         waiting = list(self.checkpoints)
-        for record in read_journal(self.directory, self.run):
+        first_lsn = int(waiting[0][1]["lsn"])
+        for record in read_journal(self.segments, self.run):
             self.lsn, self.chain = record.lsn, record.crc
-            if record.kind == TERM:
+            check(record.kind in (TERM, GRANT, GRADIENT, REFUSAL), record.place, "kind")
+            if not self.whole and record.lsn <= first_lsn:
+                self.note_early(record)
+            elif record.kind == TERM:
                 self.take_term(record)
             elif record.kind == GRANT:
                 self.take_grant(record)
             else:
-                check(record.kind in (GRADIENT, REFUSAL), record.place, "kind")
-                check(record.lsn > first_lsn or self.weights is not None, record.place,
-                      "a gradient before the first checkpoint: nothing to apply it to")
                 self.take_frame(record)
             while waiting and int(waiting[0][1]["lsn"]) == record.lsn:
                 self.meet(*waiting.pop(0))
         check(not waiting, self.directory.name, "a checkpoint is ahead of the journal")
         check(self.weights is not None, self.directory.name, "no weights")
+
+    def note_early(self, record: Record):
+        """Before the first checkpoint of a journal whose beginning is gone: names only."""
+        if record.kind in (GRADIENT, REFUSAL):
+            frame = FRAME.unpack_from(record.payload, 8 if record.kind == REFUSAL else 0)
+            name = (frame[3], frame[4], frame[10])
+            check(name not in self.settled, record.place, f"{name} stands there twice: doubled")
+            self.settled.add(name)
+
+    def begin(self, tensors: dict, meta: dict, vector):
+        """The loop starts from this checkpoint."""
+        self.weights = vector()
+        if not self.whole:
+            self.life = json.loads(meta["life"])
+            self.terms[self.life["term"]] = self.life["version"]
+            self.version, self.applied = int(meta["version"]), int(meta["applied"])
+            self.held, self.held_weight = int(meta["held"]), float(meta["held_weight"])
+            self.staleness_sum = float(meta["staleness_sum"])
+            self.staleness_count = int(meta["staleness_count"])
+            for each in json.loads(meta["ledger"]):
+                self.epochs[each["actor"]] = (each["epoch"], bytes.fromhex(each["nonce"]))
+                self.came[each["actor"]] = received(each)
+            self.before = {actor: (epoch, self.came[actor])
+                           for actor, (epoch, _) in self.epochs.items()}
+        self.rule = self.new_rule()
+        self.rule.state = {slot: vector(slot + ".") for slot in self.rule.slots}
+        self.rule.numbers = {name: float(meta["scalar." + name]) for name in self.rule.scalars}
+        self.rule.steps = int(meta["optimizer_steps"])
+        self.retired = retired_in(meta, vector)
+        check(int(meta["version"]) > 0 or self.rule.steps == 0, "checkpoint 0", "steps")
+        if self.held:
+            self.sum = vector("held.")
+        self.note_version()
 
     def meet(self, tensors: dict, meta: dict):
         """A checkpoint was made here: the first one starts the loop, the others must equal it."""
@@ -291,19 +213,25 @@ class Oracle:
         def vector(prefix=""):
             return numpy.concatenate([tensors[prefix + name] for name in names])
         if self.weights is None:
-            check(int(meta["version"]) == 0, place, "checkpoint 0 is gone")
-            self.weights = vector()
-            self.filler = Filler(self.weights.size // 2)
-            self.rule = self.new_rule(None)
-            self.note_version()
+            self.begin(tensors, meta, vector)
+        check(meta["optimizer"] == self.rule.name, place, "rule")
         pairs = [("weights", self.weights, vector())]
         pairs += [(slot, self.rule.state[slot], vector(slot + ".")) for slot in self.rule.slots]
         if self.held:
             pairs.append(("held", self.sum, vector("held.")))
+        retired = retired_in(meta, vector)
+        if retired is not None and self.retired is not None:
+            pairs += [(f"retired {slot}", each, retired.state[slot])
+                      for slot, each in self.retired.state.items()]
+        check((retired and retired._replace(state=None))
+              == (self.retired and self.retired._replace(state=None)), place,
+              f"retired {retired}, not {self.retired}")
         for name, ours, theirs in pairs:
             check(ours.tobytes() == theirs.tobytes(), place, f"{name} differ from the replay")
         counters = {"version": self.version, "applied": self.applied, "held": self.held,
-                    "optimizer_steps": self.rule.steps,
+                    "optimizer_steps": self.rule.steps, "staleness_sum": self.staleness_sum,
+                    "staleness_count": self.staleness_count,
+                    **({"held_weight": self.held_weight} if self.held else {}),
                     **{"scalar." + name: each for name, each in self.rule.numbers.items()}}
         for name, ours in counters.items():
             check(float(meta[name]) == float(ours), place, f"{name} {meta[name]}, not {ours}")
@@ -315,9 +243,7 @@ class Oracle:
         check({each["actor"]: each["epoch"] for each in ledger}
               == {actor: epoch for actor, (epoch, _) in self.epochs.items()}, place, "epochs")
         for each in ledger:
-            cumulative, beyond = each["received"][0], int(each["received"][1], 16)
-            more = {cumulative + 1 + i for i in range(64) if beyond >> i & 1}
-            check((cumulative, more) == self.came.get(each["actor"], (0, set())), place,
+            check(received(each) == self.came.get(each["actor"], (0, set())), place,
                   f"ledger of actor {each['actor']}")
 
     def enter(self, actor: int, sequence: int):
@@ -329,23 +255,36 @@ class Oracle:
             more.discard(cumulative)
         self.came[actor] = (cumulative, more)
 
-    def new_rule(self, before) -> Rule:
+    def new_rule(self):
         settings = dict(word.split("=", 1) for word in self.life["set"])
-        check(self.life["plugin"] in RULES, self.life["plugin"], "a rule this oracle lacks")
-        return RULES[self.life["plugin"]](settings, self.weights.size, before)
+        name = self.life["plugin"]
+        check(name in RULES, name, "a rule this oracle lacks")
+        return RULES[name](name, settings, self.weights.size)
+
+    def change_rule(self):
+        """The same rule goes on; of others, only the one just before may."""
+        rule, before = self.new_rule(), self.rule
+        if rule.name == before.name:
+            rule.resume(before)
+        else:
+            self.swaps += 1
+            if self.retired is not None and self.retired.name == rule.name:
+                rule.resume(self.retired)
+            self.retired = Retired(before.name, self.version, before.state, before.numbers,
+                                   before.steps)
+        self.rule = rule
 
     def take_term(self, record: Record):
         life = json.loads(record.payload)
         check(life["term"] not in self.terms and life["term"] > max(self.terms, default=0),
               record.place, f"term {life['term']} does not rise")
         check(life["version"] == self.version, record.place, "a life that begins elsewhere")
-        check(not life["damp"] and not life["weigh_samples"], record.place, "unknown to the oracle")
         self.terms[life["term"]] = life["version"]
         self.life = life
         if self.weights is not None:
-            self.rule = self.new_rule(self.rule)
-            if self.held:
-                self.finish_step()
+            self.change_rule()
+        if self.held:
+            self.finish_step()
 
     def take_grant(self, record: Record):
         check(len(record.payload) == 24, record.place, "length of a grant")
@@ -365,29 +304,33 @@ class Oracle:
         (magic, protocol, kind, actor, epoch, _, encoding, lane, _, run, sequence, version, count,
          samples, *_, payload_crc, header_crc) = FRAME.unpack_from(data)
         check((magic, protocol, kind, encoding, lane) == (FRAME_MAGIC, 1, 1, 1, 0)
-              and run == self.run and samples == 1, record.place, "no gradient of this run")
+              and run == self.run and samples >= 1, record.place, "no gradient of this run")
         check(header_crc == crc32c(data[:FRAME_BYTES - 4]), record.place, "checksum of the frame")
         name = (actor, epoch, sequence)
         check(self.epochs.get(actor, (0,))[0] == epoch, record.place, f"{name}: not its epoch")
         check(name not in self.settled, record.place, f"{name} stands there twice: doubled")
         self.settled.add(name)
         self.enter(actor, sequence)
-        self.judge(record, name, version, reason, payload_crc)
+        if self.filler is None:
+            self.filler = Filler(count // 2)
+        staleness = max(0, self.version - version)
+        self.judge(record, name, staleness, samples, reason, payload_crc)
         if record.kind == REFUSAL:
             self.refused += 1
             return
         gradient = numpy.frombuffer(data, "<f4", offset=FRAME_BYTES)
-        check(gradient.size == count == self.weights.size, record.place, "count")
-        self.apply(gradient)
+        check(gradient.size == count, record.place, "count")
+        self.apply(gradient, staleness, samples)
 
-    def judge(self, record: Record, name: tuple, version: int, reason: int, payload_crc: int):
+    def judge(self, record: Record, name: tuple, staleness: int, samples: int, reason: int,
+              payload_crc: int):
         """Was the decision the right one, and are the bytes those that the client made?"""
-        staleness = max(0, self.version - version)
         limit = self.life["max_staleness"]
-        stale = limit is not None and staleness > limit
+        stale = limit is not None and not self.life["damp"] and staleness > limit
         if self.seed is None:
             return
         key = key_of(self.seed, *name)
+        check(samples == samples_of(key), record.place, f"{name}: samples")
         expected = NONFINITE if is_odd(key, self.odd) else STALE if stale else 0
         check(reason == expected, record.place, f"{name}: decided {reason}, not {expected}")
         if not is_odd(key, self.odd):
@@ -396,28 +339,39 @@ class Oracle:
             check(record.kind == REFUSAL or record.payload[FRAME_BYTES:] == made, record.place,
                   f"{name}: torn")
 
-    def apply(self, gradient: numpy.ndarray):
+    def damping(self, staleness: int) -> float:
+        self.staleness_sum += staleness
+        self.staleness_count += 1
+        mean = self.staleness_sum / self.staleness_count
+        if not self.life["damp"] or staleness == 0 or mean >= staleness:
+            return 1.0
+        return mean / staleness
+
+    def apply(self, gradient: numpy.ndarray, staleness: int, samples: int):
+        factor = self.damping(staleness)
         if self.life["aggregate"] == 1:
-            self.step(gradient, numpy.float32(1))
+            self.step(gradient, F32(factor))
             self.applied += 1
             return
-        scaled = numpy.float32(1) * gradient
-        self.sum = scaled if self.held == 0 else self.sum + scaled
-        self.held_weight = 1.0 if self.held == 0 else self.held_weight + 1.0
+        weight = float(samples) if self.life["weigh_samples"] else 1.0
+        if self.weights is not None:
+            scaled = F32(weight * factor) * gradient
+            self.sum = scaled if self.held == 0 else self.sum + scaled
+        self.held_weight = weight if self.held == 0 else self.held_weight + weight
         self.held += 1
         self.finish_step()
 
     def finish_step(self):
         if self.held >= self.life["aggregate"]:
-            self.step(self.sum, numpy.float32(1.0 / self.held_weight))
+            self.step(self.sum, F32(1.0 / self.held_weight))
             self.applied += self.held
             self.held = 0
 
     def step(self, gradient: numpy.ndarray, scale):
-        self.weights = self.rule.step(self.weights, gradient, scale)
-        self.rule.steps += 1
         self.version += 1
-        self.note_version()
+        if self.weights is not None:  # else a checkpoint will say what they are
+            self.weights = self.rule.step(self.weights, gradient, scale)
+            self.note_version()
 
     def note_version(self):
         data = self.weights.tobytes()
@@ -428,17 +382,30 @@ class Oracle:
 
     def check_promises(self, logs: list) -> tuple:
         promised = {tuple(map(int, words)) for words in read_lines(logs, "ack", 3)}
-        lost = sorted(promised - self.settled)
+        lost = sorted(name for name in promised - self.settled if not self.stood(*name))
         check(not lost, self.directory.name,
               f"{len(lost)} acknowledged gradients are lost, first {lost[:3]}")
         looks = 0
         for term, version, crc in read_lines(logs, "see", 3):
             term, version = int(term), int(version)
             place = f"term {term} version {version}, seen by a client"
+            if version < self.oldest:
+                continue
             check(self.crcs.get(version) == int(crc, 16), place, "is not what the journal leads to")
-            check(version >= self.terms.get(term, math.inf), place, "is older than that term")
+            check(version >= self.terms.get(term, math.inf) or not self.whole, place,
+                  "is older than that term")
             looks += 1
         return len(promised), looks
+
+    @property
+    def oldest(self) -> int:
+        """The first version that the loop had."""
+        return min(self.crcs)
+
+    def stood(self, actor: int, epoch: int, sequence: int) -> bool:
+        """Was this in a part of the journal that is gone, as far as a ledger can tell?"""
+        known, (cumulative, more) = self.before.get(actor, (0, (0, set())))
+        return epoch < known or (epoch == known and (sequence <= cumulative or sequence in more))
 
     def check_replay(self, build: Path):
         """gradq-replay comes to the same."""
@@ -449,10 +416,10 @@ class Oracle:
             return done.stdout
         text = ask("--verify")
         steps = len(re.findall(r"^verified ", text, re.MULTILINE))
-        versions = {int(meta["version"]) for _, meta in self.checkpoints}
-        check(steps == len(versions) - 1, "gradq-replay --verify",
-              f"{steps} steps for {len(versions)} checkpoints")
-        wanted = {self.version * i // DIGESTS for i in range(DIGESTS + 1)}
+        check(steps == len(self.kept) - 1, "gradq-replay --verify",
+              f"{steps} steps for {len(self.kept)} checkpoints")
+        first = self.kept[0]
+        wanted = {first + (self.version - first) * i // DIGESTS for i in range(DIGESTS + 1)}
         texts = [text] + [ask("--until", str(version)) for version in sorted(wanted)]
         for version, each in zip([self.version] + sorted(wanted), texts):
             found = re.findall(r"^version (\d+) weights xxh64:([0-9a-f]{16})$", each, re.MULTILINE)
@@ -461,17 +428,19 @@ class Oracle:
 
 
 def examine(directory: Path, build: Path = None, seed: int = None, logs: list = (),
-            odd: int = 64) -> dict:
+            odd: int = 64, archive: Path = None) -> dict:
     """Every check; what was found, or Wrong."""
-    oracle = Oracle(directory, seed, odd)
+    oracle = Oracle(directory, seed, odd, archive)
     oracle.replay()
     promised, looks = oracle.check_promises(logs)
     if build is not None:
         oracle.check_replay(build)
+    gone = len(oracle.segments) - len(list((directory / "journal").glob("segment-*")))
     return {"records": oracle.lsn, "version": oracle.version, "applied": oracle.applied,
             "refused": oracle.refused, "promised": promised, "looks": looks,
-            "checkpoints": oracle.compared, "terms": len(oracle.terms),
-            "grants": len({name[:2] for name in oracle.settled})}
+            "checkpoints": oracle.compared, "terms": len(oracle.terms), "swaps": oracle.swaps,
+            "grants": len({name[:2] for name in oracle.settled}),
+            "segments": len(oracle.segments), "recycled": gone}
 
 
 def main() -> int:
@@ -480,9 +449,11 @@ def main() -> int:
     parser.add_argument("--build", type=Path)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--log", action="append", default=[])
+    parser.add_argument("--archive", type=Path)
     words = parser.parse_args()
     try:
-        print(json.dumps(examine(words.run, words.build, words.seed, words.log)))
+        print(json.dumps(examine(words.run, words.build, words.seed, words.log,
+                                 archive=words.archive)))
     except Wrong as wrong:
         print(f"WRONG: {wrong}")
         return 1

@@ -8,8 +8,10 @@ ports into the broker's answers to hello, so that a client that knows only the f
 through here with everything.  Of gradients (to the broker), weights and acknowledgements (to the
 clients) it drops, duplicates, swaps and delays single messages, sends copies again seconds later on
 whatever connection is then there, and cuts connections with a RST in the middle of a frame.
-SIGUSR1 ends the faults (and a second one begins them again), SIGTERM the relay.  COUNTS_FILE holds
-what was really done, as JSON.  ZMTP 3.1: https://rfc.zeromq.org/spec/37/
+Of each life of an actor it drops one gradient for certain, the first time that it comes: only a
+resend brings it back.  SIGUSR1 ends the faults (and a second one begins them again), SIGTERM the
+relay.  COUNTS_FILE holds what was really done, as JSON.
+ZMTP 3.1: https://rfc.zeromq.org/spec/37/
 """
 import asyncio
 import json
@@ -25,6 +27,10 @@ PORTS = 6
 CONTROL, GRADIENTS, WEIGHTS_OUT, ACKS_OUT = 0, 1, 4, 5
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
+# Of a frame (docs/PROTOCOL.md): kind, actor, epoch, sequence number.
+FRAME = struct.Struct("<6xHII32xQ")
+GRADIENT = 1
+LOST_SEQUENCE = 3  # of each life
 # Per message.  A window of 4 loses one in twenty rounds; a connection lives for some hundreds.
 CHANCES = (("drop", 0.02), ("duplicate", 0.02), ("reorder", 0.02), ("delay", 0.005),
            ("late", 0.005), ("reset", 0.002))
@@ -36,14 +42,35 @@ class Relay:
     def __init__(self, listen: int, target: int, seed: int, path: str):
         self.listen, self.target, self.path = listen, target, path
         self.random = random.Random(seed)
-        self.counts = dict.fromkeys([name for name, _ in CHANCES] + ["messages", "connections"], 0)
+        self.counts = dict.fromkeys([name for name, _ in CHANCES] + [
+            "messages", "connections", "lost", "resent"], 0)
+        self.lost, self.passed = set(), set()  # (actor, epoch, sequence)
         self.faulty = True
         self.live = {}  # (port index, to the broker?): writers
         self.rewrites = [(f"tcp://{HOST}:{target + i}\"".encode(),
                           f"tcp://{HOST}:{listen + i}\"".encode())
                          for i in (GRADIENTS, WEIGHTS_OUT, ACKS_OUT)]
 
-    def choose(self):
+    def choose(self, body: bytes):
+        """The fault that this message gets, None for none.  Counts gradients of which no copy has
+        passed before they are dropped (lost), and those that came again and passed (resent)."""
+        name = None
+        if len(body) >= FRAME.size:
+            kind, *name = FRAME.unpack_from(body)
+            name = tuple(name) if kind == GRADIENT else None
+        fault = self.chance()
+        if self.faulty and name and name[2] == LOST_SEQUENCE and name not in self.lost:
+            fault = "drop"
+        if name and name not in self.passed:
+            if fault == "drop":
+                self.counts["lost"] += name not in self.lost
+                self.lost.add(name)
+            elif fault != "reset":
+                self.passed.add(name)
+                self.counts["resent"] += name in self.lost
+        return fault
+
+    def chance(self):
         if not self.faulty:
             return None
         at = self.random.random()
@@ -96,7 +123,7 @@ class Relay:
                     # Not before: libzmq never reconnects after a message inside a handshake, and no
                     # network puts one there.
                     self.live.setdefault(key, set()).add(line)
-                    await line.message(head + body, key)
+                    await line.message(head + body, len(head), key)
                 else:
                     writer.write(head + body)
                 await writer.drain()
@@ -145,10 +172,10 @@ class Line:
         self.relay, self.writer, self.both = relay, writer, both
         self.held = []  # [messages that may still overtake, frame]
 
-    async def message(self, frame: bytes, key: tuple):
+    async def message(self, frame: bytes, head_bytes: int, key: tuple):
         relay = self.relay
         relay.counts["messages"] += 1
-        fault = relay.choose()
+        fault = relay.choose(frame[head_bytes:])
         if fault == "reset":
             self.reset(frame)
             raise OSError("cut")

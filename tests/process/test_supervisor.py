@@ -246,6 +246,16 @@ def applied(run):
     return json.loads(answer.stdout)["optimizer"]["applied"] if answer.returncode == 0 else None
 
 
+def test_a_process_killed_again_and_again_is_never_held_to_be_broken(service):
+    # More often than supervisord tries a start that fails; each of those would wait longer.
+    for _ in range(25):
+        pid = wait_for(lambda: processes(service)["actor-0"]["pid"], "actor-0 to come back", 15)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda pid=pid: gone(pid), "the killed process to end")
+    wait_for(lambda: processes(service)["actor-0"]["state"] == "RUNNING", "actor-0 to run", 15)
+    assert processes(service)["actor-0"]["restarts"] >= 25
+
+
 def test_no_orphan_outlives_a_killed_supervisord(service):
     before = pids(service)
     os.kill(supervisord_pid(service), signal.SIGKILL)
