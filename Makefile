@@ -77,7 +77,7 @@ FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
 # ---- what to do ----
 .DEFAULT_GOAL := all
-.PHONY: help all run test sim bench asan tsan fuzz chaos lint format options venv install clean
+.PHONY: help all run test sim mutants bench asan tsan fuzz chaos lint format options venv install clean
 .PHONY: check tests FORCE
 
 help: ## list the targets
@@ -107,6 +107,10 @@ sim: ## 100,000 simulated schedules of faults on the real code, in one thread (S
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory $(JOBS) $(BUILD)/tests/main_sim $(BUILD)/plugins/sgd.so
 	@$(BUILD)/tests/main_sim --seeds $(SIM_SEEDS)
+
+mutants: ## break exactly-once in three ways, and see that the simulator notices each
+	@tools/setup.sh test
+	@/usr/bin/python3 tests/sim/mutants.py
 
 bench: ## measure rates, beside the limits of this machine in the same run
 	@tools/setup.sh run
