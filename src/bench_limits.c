@@ -19,11 +19,17 @@
 #define TRIAD_BYTES_MIN ((size_t)64 << 20)
 /* Where the system names an L3 that many cores share: enough to be beyond our part of it. */
 #define TRIAD_BYTES_MAX ((size_t)256 << 20)
-/* Passes at least: the first ones bring pages and clocks up. */
-#define TRIAD_PASSES 4
+/* Batches at least: the first ones bring pages and clocks up. */
+#define TRIAD_BATCHES 4
 /* Steps between two looks at the clock take about this long, so that looking costs nothing. */
 #define BATCH_NS   500000u
 #define WARM_S_MAX 0.25
+/* The best pass of a triad comes soon. */
+#define TRIAD_S_MAX 0.5
+/* Rates of which the kernel's is the median: what else runs on the machine hits a few of them. */
+#define SLICES 21
+/* What plug-ins are promised, and what a cache line is. */
+#define ALIGNMENT 64
 
 uint64_t
 gq_bench_warm_ns (double seconds)
@@ -34,7 +40,8 @@ gq_bench_warm_ns (double seconds)
 float *
 gq_bench_vector (uint64_t count)
 {
-    float *vector = malloc ((size_t)count * sizeof *vector);
+    size_t bytes = (size_t)count * sizeof (float);
+    float *vector = aligned_alloc (ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     if (vector == NULL)
         return NULL;
     /* Knuth's 64-bit linear congruential generator; the size of a gradient, around 1e-3. */
@@ -65,36 +72,49 @@ triad_bytes (void)
     return bytes > TRIAD_BYTES_MAX ? TRIAD_BYTES_MAX : bytes;
 }
 
-gq_status
-gq_bench_triad (double *bytes_per_s, const gq_bench_point *point, gq_error *error)
+/* The best of all batches of passes; they are long enough to be timed. */
+static double
+triad_rate (double *a, const double *b, const double *c, size_t count, const gq_bench_point *point)
 {
-    size_t count = triad_bytes () / sizeof (double);
+    double best_ns = INFINITY;
+    uint64_t end_ns = gq_now_ns () + (uint64_t)(fmin (point->seconds, TRIAD_S_MAX) * S_NS);
+    unsigned batch = 1, timed = 0;
+    while ((timed < TRIAD_BATCHES || gq_now_ns () < end_ns) && !point->interrupted ()) {
+        uint64_t start_ns = gq_now_ns ();
+        for (unsigned i = 0; i < batch; i++)
+            triad (a, b, c, count, 1.0 + i);
+        double took_ns = (double)(gq_now_ns () - start_ns);
+        if (took_ns < BATCH_NS) {
+            batch *= 2;
+            continue;
+        }
+        best_ns = fmin (best_ns, took_ns / batch);
+        timed++;
+    }
+    return 3.0 * sizeof *a * (double)count * S_NS / best_ns;
+}
+
+gq_status
+gq_bench_triad (double *bytes_per_s, uint64_t array_bytes, const gq_bench_point *point,
+                gq_error *error)
+{
+    size_t count = (array_bytes > 0 ? array_bytes : triad_bytes ()) / sizeof (double) + 1;
     double *a = malloc (count * sizeof *a);
     double *b = malloc (count * sizeof *b);
     double *c = malloc (count * sizeof *c);
     gq_status status = GQ_OK;
     if (a == NULL || b == NULL || c == NULL) {
-        status = gq_fail (error, GQ_MEMORY, "out of memory for three arrays of %zu MiB",
-                          count * sizeof *a >> 20);
+        status = gq_fail (error, GQ_MEMORY, "out of memory for three arrays of %zu bytes",
+                          count * sizeof *a);
     } else {
         for (size_t i = 0; i < count; i++) {
             a[i] = 0;
             b[i] = (double)i;
             c[i] = 1;
         }
-        uint64_t best_ns = UINT64_MAX;
-        uint64_t end_ns = gq_now_ns () + (uint64_t)(fmin (point->seconds, 1) * S_NS);
-        for (unsigned pass = 0; pass < TRIAD_PASSES || gq_now_ns () < end_ns; pass++) {
-            uint64_t start_ns = gq_now_ns ();
-            triad (a, b, c, count, 1.0 + pass);
-            uint64_t took_ns = gq_now_ns () - start_ns;
-            best_ns = took_ns < best_ns ? took_ns : best_ns;
-            if (point->interrupted ())
-                status = gq_fail (error, GQ_CLOSED, "interrupted");
-            if (status != GQ_OK)
-                break;
-        }
-        *bytes_per_s = 3.0 * sizeof *a * (double)count * S_NS / (double)best_ns;
+        *bytes_per_s = triad_rate (a, b, c, count, point);
+        if (point->interrupted ())
+            status = gq_fail (error, GQ_CLOSED, "interrupted");
     }
     free (a);
     free (b);
@@ -105,6 +125,7 @@ gq_bench_triad (double *bytes_per_s, const gq_bench_point *point, gq_error *erro
 typedef struct bare {
     gq_rule *rule;
     float *weights, *next, *gradient; /* f32[params] */
+    uint64_t batch;                   /* steps between two looks at the clock */
 } bare;
 
 static void
@@ -122,14 +143,13 @@ step (bare *self, uint64_t steps)
 static double
 rate (bare *self, const gq_bench_point *point, uint64_t for_ns)
 {
-    uint64_t batch = 1, steps = 0;
-    uint64_t start_ns = gq_now_ns (), now_ns = start_ns, before_ns = start_ns;
+    uint64_t steps = 0, start_ns = gq_now_ns (), now_ns = start_ns, before_ns = start_ns;
     while (now_ns < start_ns + for_ns) {
-        step (self, batch);
-        steps += batch;
+        step (self, self->batch);
+        steps += self->batch;
         now_ns = gq_now_ns ();
         if (now_ns - before_ns < BATCH_NS)
-            batch *= 2;
+            self->batch *= 2;
         before_ns = now_ns;
         if (point->interrupted ())
             return 0;
@@ -137,10 +157,19 @@ rate (bare *self, const gq_bench_point *point, uint64_t for_ns)
     return (double)steps * S_NS / (double)(now_ns - start_ns);
 }
 
+static int
+ascending (const void *left, const void *right)
+{
+    const double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
 static gq_status
 measure (bare *self, gq_bench_kernel *kernel, const gq_bench_point *point, gq_error *error)
 {
     uint64_t count = point->params;
+    double rates[SLICES];
+    self->batch = 1;
     self->weights = gq_bench_vector (count);
     self->next = gq_bench_vector (count);
     self->gradient = gq_bench_vector (count);
@@ -150,7 +179,11 @@ measure (bare *self, gq_bench_kernel *kernel, const gq_bench_point *point, gq_er
                         (unsigned long long)count);
     /* At least one step warms up, whatever the time. */
     (void)rate (self, point, gq_bench_warm_ns (point->seconds) + 1);
-    kernel->per_s = rate (self, point, (uint64_t)(point->seconds * S_NS));
+    for (size_t i = 0; i < SLICES; i++)
+        rates[i] = rate (self, point, (uint64_t)(point->seconds * S_NS / SLICES));
+    qsort (rates, SLICES, sizeof *rates, ascending);
+    kernel->per_s = rates[SLICES / 2];
+    kernel->best_per_s = rates[SLICES - 1];
     size_t slots = gq_rule_slot_count (self->rule);
     kernel->bytes_per_s =
         kernel->per_s * (double)count * sizeof (float) * (3.0 + 2.0 * (double)slots);

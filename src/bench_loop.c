@@ -21,6 +21,8 @@
 #define MS_NS 1000000u
 /* How often the calling thread looks after processes and actors. */
 #define WATCH_MS 5
+/* Of a cache line of 64 bytes. */
+#define LINE_FLOATS 16
 
 typedef struct loop loop;
 
@@ -32,6 +34,7 @@ typedef struct actor {
     gq_histogram took_ns;
     /* versions seen within the time */
     uint64_t seen, first_version, last_version, first_ns, last_ns;
+    uint32_t looked;  /* keeps the compiler from leaving the weights unread */
     const char *lane; /* agreed on; static */
     gq_status status;
     gq_error error;
@@ -50,6 +53,7 @@ struct loop {
     _Atomic uint64_t end_ns; /* 0: not over yet */
     _Atomic uint64_t returned;
     atomic_uint opened, ended;
+    uint64_t broker_bytes, optimizer_bytes; /* resident when the time was over */
     uint32_t actor_count;
     actor actors[GQ_BENCH_ACTORS_MAX];
 };
@@ -84,6 +88,19 @@ note_version (actor *self, const gq_weights *weights, uint64_t now_ns)
     self->last_ns = now_ns;
 }
 
+/* Read an element of every cache line, as whoever computes from these weights has to. */
+static uint32_t
+look_at (const gq_weights *weights)
+{
+    uint32_t sum = 0;
+    for (uint64_t i = 0; i < weights->count; i += LINE_FLOATS) {
+        uint32_t bits;
+        memcpy (&bits, &weights->data[i], sizeof bits);
+        sum += bits;
+    }
+    return sum;
+}
+
 /* One more gradient; with a full window, wait for the oldest. */
 static gq_status
 turn (actor *self)
@@ -93,6 +110,7 @@ turn (actor *self)
     gq_status status = gq_client_weights (self->client, &weights);
     if (status != GQ_OK)
         return status;
+    self->looked += look_at (&weights);
     float *buffer = gq_client_reserve (self->client);
     if (buffer == NULL)
         return gq_fail (&self->error, GQ_MEMORY, "out of memory for a gradient");
@@ -131,6 +149,9 @@ act (actor *self)
                                      .initial = shared->initial,
                                      .interrupted = asked_to_stop};
     gq_status status = gq_client_open (&self->client, &config, &self->error);
+    /* Gradients may be refused later; now it is what the point asks for. */
+    if (status == GQ_REFUSED)
+        status = GQ_INVALID;
     if (status != GQ_OK)
         return status;
     self->lane = self->client->lane->ops->name;
@@ -174,15 +195,19 @@ set_off (loop *self)
     pthread_mutex_unlock (&self->lock);
 }
 
-/* Over when the time is, but not before something came back: a busy machine needs longer. */
+/* Over when the time is, but not before enough came back: large vectors, and a busy machine, need
+ * longer. */
 static void
 end_in_time (loop *self)
 {
     uint64_t now_ns = gq_now_ns ();
     uint64_t due_ns = self->start_ns + (uint64_t)(self->point->seconds * S_NS);
     if (now_ns >= due_ns + (uint64_t)GQ_BENCH_START_MS * MS_NS ||
-        (now_ns >= due_ns && atomic_load (&self->returned) > 0))
+        (now_ns >= due_ns && atomic_load (&self->returned) >= GQ_BENCH_COUNT_MIN)) {
         atomic_store (&self->end_ns, now_ns);
+        self->broker_bytes = gq_bench_resident (self->service.broker);
+        self->optimizer_bytes = gq_bench_resident (self->service.optimizer);
+    }
 }
 
 /* Until every actor has ended.  The reason when we ended it early. */
@@ -229,21 +254,14 @@ run_actors (loop *self, gq_error *error)
     if (status == GQ_OK)
         status = watched;
     /* Who was only stopped has nothing to say. */
-    for (uint32_t i = 0; i < self->actor_count && status == GQ_OK; i++)
-        if (self->actors[i].status != GQ_OK && self->actors[i].status != GQ_CLOSED)
-            status = gq_fail (error, self->actors[i].status, "actor %u: %s", i,
-                              self->actors[i].error.text);
+    for (uint32_t i = 0; i < self->actor_count && status == GQ_OK; i++) {
+        const actor *one = &self->actors[i];
+        if (one->status == GQ_INVALID) /* any of them would say so */
+            status = gq_fail (error, one->status, "%s", one->error.text);
+        else if (one->status != GQ_OK && one->status != GQ_CLOSED)
+            status = gq_fail (error, one->status, "actor %u: %s", i, one->error.text);
+    }
     return status;
-}
-
-static void
-merge (gq_histogram *all, const gq_histogram *one)
-{
-    all->count += one->count;
-    all->sum += one->sum;
-    all->max = one->max > all->max ? one->max : all->max;
-    for (size_t i = 0; i < GQ_HISTOGRAM_BUCKETS; i++)
-        all->buckets[i] += one->buckets[i];
 }
 
 static gq_status
@@ -251,8 +269,12 @@ evaluate (const loop *self, gq_bench_loop *figures, gq_error *error)
 {
     gq_histogram all;
     gq_histogram_clear (&all);
-    for (uint32_t i = 0; i < self->actor_count; i++)
-        merge (&all, &self->actors[i].took_ns);
+    uint64_t slowest = UINT64_MAX;
+    for (uint32_t i = 0; i < self->actor_count; i++) {
+        const gq_histogram *one = &self->actors[i].took_ns;
+        gq_histogram_merge (&all, one);
+        slowest = one->count < slowest ? one->count : slowest;
+    }
     if (all.count == 0)
         return gq_fail (
             error, GQ_TIMEOUT, "no gradient of %llu elements came back within %g s and %d ms more",
@@ -266,6 +288,9 @@ evaluate (const loop *self, gq_bench_loop *figures, gq_error *error)
     figures->p50_us = (double)gq_histogram_quantile (&all, 0.5) / 1e3;
     figures->p99_us = (double)gq_histogram_quantile (&all, 0.99) / 1e3;
     figures->max_us = (double)all.max / 1e3;
+    figures->slowest_share = (double)slowest * self->actor_count / (double)all.count;
+    figures->broker_bytes = self->broker_bytes;
+    figures->optimizer_bytes = self->optimizer_bytes;
     figures->versions_per_s = 0;
     figures->seen_per_s = 0;
     if (span_s > 0) {

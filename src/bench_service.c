@@ -8,11 +8,14 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,6 +34,11 @@
 #define TAIL_BYTES 600
 /* The broker's default bound in bytes. */
 #define QUEUE_BYTES_MIN ((uint64_t)256 << 20)
+/* A broker's control socket and the five behind it take consecutive ports. */
+#define PORTS        6
+#define PORT_MIN     15000u
+#define PORT_CHOICES 2800u
+#define PORT_TRIES   200
 
 extern char **environ;
 
@@ -173,6 +181,49 @@ launch_optimizer (gq_bench_service *service, const gq_bench_point *point, gq_err
     return status;
 }
 
+/* A port of 127.0.0.1 that is free, as are the five behind it; 0: none found.  Below the range that
+ * the system hands out by itself, so that no client's port comes in between. */
+static unsigned
+free_port (void)
+{
+    for (unsigned try = 0; try < PORT_TRIES; try++) {
+        unsigned random = 0;
+        if (getrandom (&random, sizeof random, 0) != sizeof random)
+            return 0;
+        unsigned first = PORT_MIN + random % PORT_CHOICES * PORTS, free_count = 0;
+        for (; free_count < PORTS; free_count++) {
+            struct sockaddr_in at = {.sin_family = AF_INET,
+                                     .sin_port = htons ((uint16_t)(first + free_count)),
+                                     .sin_addr.s_addr = htonl (INADDR_LOOPBACK)};
+            int fd = socket (AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+            bool bound = fd >= 0 &&
+                         setsockopt (fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+                         bind (fd, (const struct sockaddr *)&at, sizeof at) == 0;
+            if (fd >= 0)
+                close (fd);
+            if (!bound)
+                break;
+        }
+        if (free_count == PORTS)
+            return first;
+    }
+    return 0;
+}
+
+static gq_status
+choose_address (gq_bench_service *service, bool tcp, gq_error *error)
+{
+    unsigned port = tcp ? free_port () : 0;
+    if (tcp && port == 0)
+        return gq_fail (error, GQ_IO, "no %d consecutive free ports on 127.0.0.1", PORTS);
+    if (tcp)
+        snprintf (service->address, sizeof service->address, "tcp://127.0.0.1:%u", port);
+    else
+        snprintf (service->address, sizeof service->address, "ipc://%s/control",
+                  service->directory);
+    return GQ_OK;
+}
+
 gq_status
 gq_bench_service_start (gq_bench_service *service, const gq_bench_point *point, gq_error *error)
 {
@@ -181,8 +232,9 @@ gq_bench_service_start (gq_bench_service *service, const gq_bench_point *point, 
     snprintf (service->directory, sizeof service->directory, "/tmp/gq-bench-XXXXXX");
     if (mkdtemp (service->directory) == NULL)
         return gq_fail (error, GQ_IO, "no directory in /tmp for a run: %s", strerror (errno));
-    snprintf (service->address, sizeof service->address, "ipc://%s/control", service->directory);
-    gq_status status = launch_broker (service, point, error);
+    gq_status status = choose_address (service, point->tcp, error);
+    if (status == GQ_OK)
+        status = launch_broker (service, point, error);
     if (status == GQ_OK)
         status = launch_optimizer (service, point, error);
     if (status != GQ_OK)
@@ -233,6 +285,22 @@ gq_bench_service_alive (gq_bench_service *service, gq_error *error)
     gq_status status = check_child (service, &service->optimizer, "gradq-optimizer", error);
     return status == GQ_OK ? check_child (service, &service->broker, "gradq-broker", error)
                            : status;
+}
+
+uint64_t
+gq_bench_resident (pid_t pid)
+{
+    char path[64], line[128];
+    uint64_t pages = 0;
+    snprintf (path, sizeof path, "/proc/%ld/statm", (long)pid);
+    FILE *file = fopen (path, "re");
+    if (file == NULL)
+        return 0;
+    /* The second number, after the size. */
+    if (fgets (line, sizeof line, file) != NULL)
+        pages = strtoull (line + strcspn (line, " "), NULL, 10);
+    fclose (file);
+    return pages * (uint64_t)sysconf (_SC_PAGESIZE);
 }
 
 static void

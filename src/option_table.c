@@ -22,7 +22,8 @@
 #define NUMBER(name, programs, fallback, min, max, unit, help)     {name, programs, GQ_OPTION_NUMBER, fallback, min, max, NULL, unit, help}
 #define BYTES(name, programs, fallback, min, max, help)            {name, programs, GQ_OPTION_BYTES, fallback, (double) (min), (double) (max), NULL, "BYTES", help}
 #define FLAG(name, programs, help)                                 {name, programs, GQ_OPTION_FLAG, "0", 0, 0, NULL, NULL, help}
-#define LIST(name, programs, unit, help)                           {name, programs, GQ_OPTION_LIST, NULL, 0, 0, NULL, unit, help}
+#define LIST(name, programs, unit, help)                           LIST_OF (name, programs, NULL, unit, help)
+#define LIST_OF(name, programs, fallback, unit, help)              {name, programs, GQ_OPTION_LIST, fallback, 0, 0, NULL, unit, help}
 
 const gq_option_row gq_option_table[] = {
     /* everywhere */
@@ -57,8 +58,8 @@ const gq_option_row gq_option_table[] = {
 
     /* actor: service */
     COUNT ("actor", ACTOR, "inf", 0, NO_BOUND, "ID", "identity in the run, below 4096; inf: be given a free one"),
-    COUNT ("window", ACTOR | BENCH, "2", 1, GQ_WINDOW_MAX, "gradients", "gradients an actor may have unacknowledged"),
-    CHOICE ("lane", ACTOR | BENCH, "auto", "auto|inline", "how gradients travel"),
+    COUNT ("window", ACTOR, "2", 1, GQ_WINDOW_MAX, "gradients", "gradients an actor may have unacknowledged"),
+    CHOICE ("lane", ACTOR, "auto", "auto|inline", "how gradients travel"),
     COUNT ("timeout-ms", ACTOR, "30000", 1, 2147483647, "ms", "longest wait for the broker, the optimizer or the queue before the actor gives up"),
 
     /* actor: learning */
@@ -101,9 +102,13 @@ const gq_option_row gq_option_table[] = {
     COUNT ("interval-ms", TOP, "1000", 50, 3600000, "ms", "time between two reports"),
     COUNT ("wait-ms", TOP, "2000", 1, 3600000, "ms", "longest wait for the broker's answer"),
 
-    /* gradq-bench */
-    LIST ("params", BENCH, "N", "elements of the vector; may be given often; default 1000, 10000, 100000, 1000000"),
-    LIST ("actors", BENCH, "N", "how many actors push; may be given often; default 1 and 4"),
+    /* gradq-bench: a row of figures for each combination of the lists */
+    LIST_OF ("params", BENCH, "1000;10000;100000;1000000;10000000", "N", "elements of the vector"),
+    LIST_OF ("actors", BENCH, "1;4", "N", "how many actors push, 1 to 256"),
+    LIST_OF ("lane", BENCH, "inline;shm", "LANE", "how gradients travel: inline, shm, or auto for what the client chooses; one that is not to be had is reported, and the rest goes on"),
+    LIST_OF ("window", BENCH, "2", "N", "gradients an actor may have unacknowledged, 1 to 64"),
+    LIST_OF ("journal", BENCH, "recycle", "MODE", "journal of the optimizer, recycle, keep or off; off is measured beside the others in any case"),
+    CHOICE ("transport", BENCH, "ipc", "ipc|tcp", "what broker and raw ZeroMQ sockets are bound to; tcp: 127.0.0.1"),
     NUMBER ("seconds", BENCH, "2", 0.05, 3600, "s", "time of each measurement"),
 
     {.name = NULL}};

@@ -44,7 +44,8 @@ typedef struct gq_option_row {
     const char *help;     /* one sentence */
 } gq_option_row;
 
-extern const gq_option_row gq_option_table[]; /* ends with name NULL */
+/* Ends with name NULL.  A name has a second row where it is of another type for other programs. */
+extern const gq_option_row gq_option_table[];
 
 typedef struct gq_options gq_options;
 

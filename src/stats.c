@@ -62,6 +62,18 @@ gq_histogram_add (gq_histogram *histogram, uint64_t value)
 }
 
 void
+gq_histogram_merge (gq_histogram *histogram, const gq_histogram *other)
+{
+    histogram->count += other->count;
+    if (__builtin_add_overflow (histogram->sum, other->sum, &histogram->sum))
+        histogram->sum = UINT64_MAX;
+    if (other->max > histogram->max)
+        histogram->max = other->max;
+    for (size_t i = 0; i < GQ_HISTOGRAM_BUCKETS; i++)
+        histogram->buckets[i] += other->buckets[i];
+}
+
+void
 gq_histogram_decay (gq_histogram *histogram)
 {
     const double mean = gq_histogram_mean (histogram);

@@ -20,6 +20,8 @@ typedef struct gq_histogram {
 
 void gq_histogram_clear (gq_histogram *histogram);
 void gq_histogram_add (gq_histogram *histogram, uint64_t value);
+/* As if every value of `other` had been added here. */
+void gq_histogram_merge (gq_histogram *histogram, const gq_histogram *other);
 /* Halve every bucket: quantiles then follow the recent past. */
 void gq_histogram_decay (gq_histogram *histogram);
 /* Smallest value v such that at least a share q in [0, 1] of the values is <= v (upper edge of its

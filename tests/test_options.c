@@ -202,6 +202,34 @@ Test (options, settings_of_other_programs_are_passed_over)
     cr_assert_eq (gq_options_count (options, "capacity"), 5);
 }
 
+Test (options, a_name_may_be_of_another_type_for_another_program)
+{
+    const char *const *items;
+    ACCEPT (BENCH, "--window", "3", "--window=4");
+    cr_assert_eq (gq_options_list (options, "window", &items), 2);
+    cr_assert_str_eq (items[1], "4");
+    ACCEPT (ACTOR, "--window", "3");
+    cr_assert_eq (gq_options_count (options, "window"), 3);
+
+    setenv ("GRADQ_WINDOW", "5", 1);
+    ACCEPT (BENCH, NULL);
+    cr_assert_eq (gq_options_list (options, "window", &items), 1);
+    cr_assert_str_eq (items[0], "5");
+    ACCEPT (ACTOR, NULL);
+    cr_assert_eq (gq_options_count (options, "window"), 5);
+    unsetenv ("GRADQ_WINDOW");
+
+    use_ini ("[gradq]\nwindow = 6\n[bench]\njournal = off;keep\n[optimizer]\njournal = keep\n");
+    ACCEPT (BENCH, NULL);
+    cr_assert_eq (gq_options_list (options, "window", &items), 1);
+    cr_assert_str_eq (items[0], "6");
+    cr_assert_eq (gq_options_list (options, "journal", &items), 2);
+    ACCEPT (ACTOR, NULL);
+    cr_assert_eq (gq_options_count (options, "window"), 6);
+    ACCEPT (OPTIMIZER, NULL);
+    cr_assert_str_eq (gq_options_text (options, "journal"), "keep");
+}
+
 Test (options, indented_lines_comments_and_byte_order_mark_are_read)
 {
     use_ini ("\xef\xbb\xbf# comment\n[gradq]\n  ; comment\n  capacity = 5 ; five\n"

@@ -131,6 +131,20 @@ Test (stats, mean_is_the_mean_and_a_full_sum_saturates)
     cr_assert_eq (histogram.sum, UINT64_MAX);
 }
 
+Test (stats, merging_is_adding_every_value)
+{
+    static gq_histogram other, both;
+    gq_histogram_clear (&histogram);
+    gq_histogram_clear (&other);
+    gq_histogram_clear (&both);
+    for (uint64_t value = 1; value < 100000; value += value / 7 + 1) {
+        gq_histogram_add (value % 3 == 0 ? &other : &histogram, value);
+        gq_histogram_add (&both, value);
+    }
+    gq_histogram_merge (&histogram, &other);
+    cr_assert_arr_eq (&histogram, &both, sizeof both);
+}
+
 Test (stats, decay_halves_the_weight_of_the_past)
 {
     gq_histogram_clear (&histogram);
