@@ -1,15 +1,16 @@
 /*
  * Weights thread.  Relays whole frames, keeps the last one of each topic, and sends it again when
- * somebody subscribes.
+ * somebody subscribes.  Asks the optimizer for weights while somebody wants them, and no longer.
  *
  * Weights and acknowledgements leave through sockets of their own: a slow reader of large weights
- * must keep few of them waiting (a high-water mark of 2), while a burst of small acknowledgements
- * must not be cut.  Nothing here ever waits for a subscriber.
+ * must keep few of them waiting, while a burst of small acknowledgements must not be cut.  Nothing
+ * here ever waits for a subscriber.
  */
 #include "relay.h"
 
 #include "bind.h"
 #include "frame.h"
+#include "interest.h"
 #include "socket.h"
 #include "stats.h"
 
@@ -24,20 +25,30 @@
 #define ACKS_HWM    1024
 /* The optimizer's buffers bound its weights; this bounds its acknowledgements. */
 #define IN_HWM 1024
-/* Longest subscription worth reading: 0x01 and a topic. */
-#define SUBSCRIPTION_BYTES_MAX 64
 
 typedef struct relay_thread {
     zsock_t *in;      /* XSUB, bound */
     zsock_t *weights; /* XPUB, bound */
     zsock_t *acks;    /* XPUB, bound */
     gq_relay_stats stats;
-    zmq_msg_t last_weights; /* empty: none yet */
+    gq_interest interest;   /* in weights; what `in` subscribes to */
+    zmq_msg_t last_weights; /* empty: none, or nobody wants them */
     zmq_msg_t last_acks[GQ_ACTORS_MAX];
-    uint8_t run[GQ_RUN_ID_BYTES]; /* of those weights */
+    uint8_t run[GQ_RUN_ID_BYTES]; /* of all these */
     uint64_t sent_ns;             /* when weights last went out */
-    bool wanted;                  /* a late joiner waits for the last weights */
+    bool waited_for;              /* a late joiner waits for the last weights */
 } relay_thread;
+
+/* Begin or end the subscription to a kind of frames at the optimizer.  ZeroMQ repeats what is in
+ * force to an optimizer that comes back. */
+static bool
+subscribe (relay_thread *self, gq_frame_kind kind, bool begin)
+{
+    uint8_t topic[GQ_TOPIC_ACTOR_BYTES], bytes[1 + GQ_TOPIC_KIND_BYTES] = {begin ? 1 : 0};
+    gq_topic (kind, 0, topic);
+    memcpy (bytes + 1, topic, GQ_TOPIC_KIND_BYTES);
+    return gq_socket_send (zsock_resolve (self->in), bytes, sizeof bytes) == GQ_OK;
+}
 
 static bool
 open_relay (relay_thread *self, gq_relay_config *config)
@@ -45,14 +56,15 @@ open_relay (relay_thread *self, gq_relay_config *config)
     zmq_msg_init (&self->last_weights);
     for (size_t i = 0; i < GQ_ACTORS_MAX; i++)
         zmq_msg_init (&self->last_acks[i]);
+    /* Subscriptions are not repeated, so none may be dropped: no mark for them. */
     const gq_socket_options in = {.type = ZMQ_XSUB,
-                                  .send_hwm = IN_HWM,
+                                  .send_hwm = 0,
                                   .receive_hwm = IN_HWM,
                                   .message_bytes_max = (int64_t)config->frame_bytes_max};
     const gq_socket_options weights = {.type = ZMQ_XPUB,
                                        .send_hwm = WEIGHTS_HWM,
                                        .receive_hwm = IN_HWM,
-                                       .message_bytes_max = SUBSCRIPTION_BYTES_MAX};
+                                       .message_bytes_max = GQ_SUBSCRIPTION_BYTES_MAX};
     gq_socket_options acks = weights;
     acks.send_hwm = ACKS_HWM;
     self->in = gq_bind (&in, config->weights_in, &config->error);
@@ -62,10 +74,9 @@ open_relay (relay_thread *self, gq_relay_config *config)
         self->acks = gq_bind (&acks, config->acks_out, &config->error);
     if (self->acks == NULL)
         return false;
-    static const uint8_t everything[] = {1};
     zsock_set_xpub_verbose (self->weights, 1);
     zsock_set_xpub_verbose (self->acks, 1);
-    return zmq_send (zsock_resolve (self->in), everything, sizeof everything, 0) >= 0;
+    return subscribe (self, GQ_KIND_ACK, true);
 }
 
 static void
@@ -90,13 +101,22 @@ send_kept (zsock_t *socket, zmq_msg_t *kept)
         zmq_msg_close (&copy);
 }
 
-/* A new run's weights: what is kept of the run before must not reach its actors. */
+static void
+forget_weights (relay_thread *self)
+{
+    zmq_msg_close (&self->last_weights);
+    zmq_msg_init (&self->last_weights);
+    self->waited_for = false;
+}
+
+/* Of a new run: what is kept of the one before must not reach its actors. */
 static void
 forget_other_run (relay_thread *self, const gq_frame *frame)
 {
     if (memcmp (self->run, frame->run, GQ_RUN_ID_BYTES) == 0)
         return;
     memcpy (self->run, frame->run, GQ_RUN_ID_BYTES);
+    forget_weights (self);
     for (size_t i = 0; i < GQ_ACTORS_MAX; i++) {
         zmq_msg_close (&self->last_acks[i]);
         zmq_msg_init (&self->last_acks[i]);
@@ -110,12 +130,16 @@ relay (relay_thread *self, zmq_msg_t *message)
     gq_status status = gq_frame_decode (zmq_msg_data (message), zmq_msg_size (message), &frame);
     if (status == GQ_OK && frame.kind == GQ_KIND_WEIGHTS) {
         forget_other_run (self, &frame);
+        /* One that was on its way when the last subscriber left would be old to the next one. */
+        if (!gq_interest_any (&self->interest))
+            return;
         zmq_msg_move (&self->last_weights, message);
         send_kept (self->weights, &self->last_weights);
         self->sent_ns = gq_now_ns ();
-        self->wanted = false;
+        self->waited_for = false;
         self->stats.weights++;
     } else if (status == GQ_OK && frame.kind == GQ_KIND_ACK) {
+        forget_other_run (self, &frame);
         zmq_msg_move (&self->last_acks[frame.actor], message);
         send_kept (self->acks, &self->last_acks[frame.actor]);
         self->stats.acks++;
@@ -139,15 +163,14 @@ take_in (relay_thread *self)
     zmq_msg_close (&message);
 }
 
-/* Subscriptions: bytes 0x01 topic.  *actor: the one whose acks they name, or GQ_ACTORS_MAX. */
+/* The next subscription to acknowledgements.  *actor: whose they are, or GQ_ACTORS_MAX. */
 static bool
-subscription (zsock_t *socket, uint32_t *actor)
+ack_subscription (relay_thread *self, uint32_t *actor)
 {
-    uint8_t bytes[SUBSCRIPTION_BYTES_MAX];
-    int size = zmq_recv (zsock_resolve (socket), bytes, sizeof bytes, ZMQ_DONTWAIT);
+    uint8_t topic[GQ_TOPIC_ACTOR_BYTES], bytes[GQ_SUBSCRIPTION_BYTES_MAX];
+    int size = zmq_recv (zsock_resolve (self->acks), bytes, sizeof bytes, ZMQ_DONTWAIT);
     if (size < 0)
         return false;
-    uint8_t topic[GQ_TOPIC_ACTOR_BYTES];
     *actor = GQ_ACTORS_MAX;
     if (size == 1 + GQ_TOPIC_ACTOR_BYTES && bytes[0] == 1) {
         memcpy (actor, bytes + 1 + GQ_TOPIC_KIND_BYTES, sizeof *actor);
@@ -162,27 +185,33 @@ static void
 take_subscriptions (relay_thread *self)
 {
     uint32_t actor;
-    for (int i = 0; i < BATCH_MAX && subscription (self->weights, &actor); i++)
-        self->wanted = zmq_msg_size (&self->last_weights) > 0;
-    for (int i = 0; i < BATCH_MAX && subscription (self->acks, &actor); i++)
+    for (int i = 0; i < BATCH_MAX && ack_subscription (self, &actor); i++)
         if (actor < GQ_ACTORS_MAX && zmq_msg_size (&self->last_acks[actor]) > 0) {
             send_kept (self->acks, &self->last_acks[actor]);
             self->stats.repeated++;
         }
+    const bool before = gq_interest_any (&self->interest);
+    if (gq_interest_take (&self->interest, zsock_resolve (self->weights), BATCH_MAX))
+        self->waited_for = zmq_msg_size (&self->last_weights) > 0;
+    const bool after = gq_interest_any (&self->interest);
+    if (before != after)
+        subscribe (self, GQ_KIND_WEIGHTS, after);
+    if (!after)
+        forget_weights (self);
 }
 
 /* Repeat the last weights when somebody wants them.  Milliseconds until the next look. */
 static int
 repeat (relay_thread *self)
 {
-    if (!self->wanted)
+    if (!self->waited_for)
         return IDLE_MS;
     uint64_t age_ms = (gq_now_ns () - self->sent_ns) / MS_NS;
     if (age_ms < REPEAT_MS_MIN)
         return REPEAT_MS_MIN - (int)age_ms;
     send_kept (self->weights, &self->last_weights);
     self->sent_ns = gq_now_ns ();
-    self->wanted = false;
+    self->waited_for = false;
     self->stats.repeated++;
     return IDLE_MS;
 }
@@ -194,7 +223,7 @@ handle_pipe (relay_thread *self, zsock_t *pipe)
     char *command = zstr_recv (pipe);
     bool more = command != NULL && !streq (command, "$TERM");
     if (more && streq (command, "REPEAT"))
-        self->wanted = zmq_msg_size (&self->last_weights) > 0;
+        self->waited_for = zmq_msg_size (&self->last_weights) > 0;
     if (more && streq (command, "STATS")) {
         zframe_t *answer = zframe_new (&self->stats, sizeof self->stats);
         zframe_send (&answer, pipe, 0);

@@ -1,6 +1,6 @@
 /*
- * The broker's weights thread: XSUB in, XPUB out, with the last value for late joiners.  Between
- * steps 6 and 7 of a gradient's path.
+ * The broker's weights thread: XSUB in, XPUB out, with the last value for late joiners, and weights
+ * only while somebody subscribes to them.  Between steps 6 and 7 of a gradient's path.
  */
 #ifndef GQ_RELAY_H
 #define GQ_RELAY_H

@@ -10,9 +10,9 @@
 
 #include "frame.h"
 
-/* Current, next, and up to four versions on their way to the broker: PUB's pipe and ZeroMQ's
- * encoder hold a few, and a reader that is further behind is better served by a newer one. */
-#define BUFFER_COUNT 6
+/* Current, next, and up to two versions on their way to the broker: one that ZeroMQ writes to the
+ * socket, one that follows it.  More would be older ones when they arrive. */
+#define BUFFER_COUNT 4
 _Static_assert(GQ_FRAME_HEADER_BYTES % 64 == 0, "vectors follow headers, aligned");
 
 typedef struct buffer {

@@ -10,14 +10,22 @@
 #include "frame.h"
 #include "socket.h"
 
-#define REPEAT_NS 1000000000u
-#define RETRY_NS  2000000u
+#define SUBSCRIPTIONS_MAX 64 /* read at once */
+#define REPEAT_NS         1000000000u
+#define RETRY_NS          2000000u
 /* Subscribers lose messages at high-water marks.  In a flow the next one heals that; the last one
  * before a pause is repeated after these pauses. */
 #define ACK_REPEAT_NS              10000000u
 #define ACK_REPEAT_FACTOR          10
 #define WEIGHTS_REPEAT_NS          5000000u
 #define WEIGHTS_REPEAT_NS_PER_BYTE 5u /* repeating costs a large model bandwidth */
+
+void
+gq_publish_subscriptions (gq_publisher *self)
+{
+    if (gq_interest_take (&self->interest, self->socket, SUBSCRIPTIONS_MAX))
+        self->weights_ns = 0;
+}
 
 static bool
 publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
@@ -74,15 +82,15 @@ publish_ack (gq_publisher *self, const gq_core *core, uint32_t actor)
     (void)!gq_socket_send (self->socket, bytes, sizeof bytes); /* repeated soon */
 }
 
-static bool
-weights_due (const gq_publisher *self, const gq_core *core, uint64_t now_ns)
+/* When weights are to go out next; UINT64_MAX: there are none, or nobody wants them. */
+static uint64_t
+weights_next_ns (const gq_publisher *self, const gq_core *core)
 {
-    if (!core->has_weights)
-        return false;
+    if (!core->has_weights || !gq_interest_any (&self->interest))
+        return UINT64_MAX;
     if (self->weights_ns == 0)
-        return true;
-    return core->version != self->version ? now_ns - self->weights_ns >= self->interval_ns
-                                          : now_ns >= self->repeat_ns;
+        return 0;
+    return core->version != self->version ? self->weights_ns + self->interval_ns : self->repeat_ns;
 }
 
 /* Acknowledgements that are new, or due for repetition. */
@@ -111,7 +119,7 @@ publish_acks (gq_publisher *self, gq_core *core, uint64_t now_ns)
 void
 gq_publish_due (gq_publisher *self, gq_core *core, uint64_t now_ns)
 {
-    if (weights_due (self, core, now_ns))
+    if (now_ns >= weights_next_ns (self, core))
         publish_weights (self, core, now_ns);
     publish_acks (self, core, now_ns);
 }
@@ -119,10 +127,7 @@ gq_publish_due (gq_publisher *self, gq_core *core, uint64_t now_ns)
 uint64_t
 gq_publish_next_ns (const gq_publisher *self, const gq_core *core)
 {
-    if (!core->has_weights)
-        return self->acks_ns;
-    uint64_t weights_ns =
-        core->version != self->version ? self->weights_ns + self->interval_ns : self->repeat_ns;
+    uint64_t weights_ns = weights_next_ns (self, core);
     /* A version that could not be lent is tried again soon, not in a busy loop. */
     if (weights_ns < self->attempt_ns + RETRY_NS)
         weights_ns = self->attempt_ns + RETRY_NS;

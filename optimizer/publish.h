@@ -1,5 +1,5 @@
 /*
- * Publisher: whole versions and acknowledgements on one PUB socket.  Step 6 of a gradient's path.
+ * Publisher: whole versions and acknowledgements on one XPUB socket.  Step 6 of a gradient's path.
  */
 #ifndef GQ_PUBLISH_H
 #define GQ_PUBLISH_H
@@ -8,11 +8,13 @@
 #include <stdint.h>
 
 #include "core.h"
+#include "interest.h"
 
 typedef struct gq_publisher {
-    void *socket;         /* PUB, borrowed */
+    void *socket;         /* XPUB, borrowed */
+    gq_interest interest; /* nobody's: no weights are sent, nor made into a frame */
     uint64_t interval_ns; /* least time between two versions */
-    uint64_t weights_ns;  /* when weights last went out; 0: never */
+    uint64_t weights_ns;  /* when weights last went out; 0: somebody waits for the first ones */
     uint64_t version;     /* of those */
     uint64_t attempt_ns;  /* last try to send weights */
     uint64_t repeat_ns;   /* when to repeat that version */
@@ -22,10 +24,14 @@ typedef struct gq_publisher {
     gq_histogram publish_us;
 } gq_publisher;
 
+/* Take in subscriptions, and their ends: call when the socket has something to read.  After a first
+ * one the current version is due, whatever the interval.  Never waits. */
+void gq_publish_subscriptions (gq_publisher *publisher);
+
 /*
- * Send what is due: the current version when it is new and the interval has passed; then the
- * acknowledgements owed.  Whatever did not change is repeated, soon at first and then once a
- * second, so that what was lost on the way heals.  Never waits.
+ * Send what is due: the current version, if somebody subscribes to weights, when it is new and the
+ * interval has passed; then the acknowledgements owed.  Whatever did not change is repeated, soon
+ * at first and then once a second, so that what was lost on the way heals.  Never waits.
  */
 void gq_publish_due (gq_publisher *publisher, gq_core *core, uint64_t now_ns);
 

@@ -45,7 +45,7 @@ typedef struct server {
     gq_run run;
     int signal_fd;
     zsock_t *gradients; /* PULL */
-    zsock_t *weights;   /* PUB */
+    zsock_t *weights;   /* XPUB */
     zsock_t *control;   /* DEALER */
     gq_endpoints endpoints;
     gq_core core;
@@ -335,14 +335,17 @@ loop (server *self)
         zmq_pollitem_t items[] = {
             {.socket = zsock_resolve (self->gradients), .events = self->holding ? 0 : ZMQ_POLLIN},
             {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
+            {.socket = zsock_resolve (self->weights), .events = ZMQ_POLLIN},
             {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
-        zmq_poll (items, 3, wait_ms (self, gq_now_ns ()));
+        zmq_poll (items, 4, wait_ms (self, gq_now_ns ()));
         if (items[1].revents)
             serve_control (self);
+        if (items[2].revents)
+            gq_publish_subscriptions (&self->publisher);
         take_gradients (self);
         publish (self);
         run_timers (self);
-        if (items[2].revents)
+        if (items[3].revents)
             more = handle_signal (self);
     }
 }
@@ -391,10 +394,10 @@ open_sockets (server *self, gq_error *error)
                                          .buffer_bytes = 64 * 1024,
                                          .message_bytes_max = frame_max};
     /* Versions on their way are bounded by the buffers; this bounds acknowledgements. */
-    const gq_socket_options weights = {.type = ZMQ_PUB,
+    const gq_socket_options weights = {.type = ZMQ_XPUB,
                                        .send_hwm = 1024,
                                        .receive_hwm = 16,
-                                       .message_bytes_max = 64,
+                                       .message_bytes_max = GQ_SUBSCRIPTION_BYTES_MAX,
                                        .linger_ms = 200};
     const gq_socket_options control = {.type = ZMQ_DEALER,
                                        .send_hwm = 1024,

@@ -63,8 +63,9 @@ gq_socket_set (void *socket, const gq_socket_options *options)
     set_int (socket, ZMQ_RECONNECT_IVL, RECONNECT_MS);
     set_int (socket, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MS_MAX);
     notice_dead_link (socket, options->type);
-    /* Queue nothing for a peer that is not there: the caller keeps what it could not send. */
-    if (options->type == ZMQ_PUSH || options->type == ZMQ_DEALER)
+    /* Queue nothing for a peer that is not there: the caller keeps what it could not send.  An XPUB
+     * that connects hears only so that its subscriber is gone. */
+    if (options->type == ZMQ_PUSH || options->type == ZMQ_DEALER || options->type == ZMQ_XPUB)
         set_int (socket, ZMQ_IMMEDIATE, 1);
 }
 

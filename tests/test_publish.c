@@ -19,6 +19,14 @@ static gq_rule *rule;
 static gq_publisher publisher;
 static void *context, *pub, *sub;
 
+/* Inproc, so without delay. */
+static void
+subscribe (int option)
+{
+    cr_assert_eq (zmq_setsockopt (sub, option, "", 0), 0);
+    gq_publish_subscriptions (&publisher);
+}
+
 static void
 begin (uint64_t interval_ms)
 {
@@ -33,13 +41,12 @@ begin (uint64_t interval_ms)
     gq_core_set_weights (&core, weights, 7, 14);
     core.term = 2;
     context = zmq_ctx_new ();
-    pub = zmq_socket (context, ZMQ_PUB);
+    pub = zmq_socket (context, ZMQ_XPUB);
     sub = zmq_socket (context, ZMQ_SUB);
     cr_assert_eq (zmq_bind (pub, "inproc://publish"), 0);
-    zmq_setsockopt (sub, ZMQ_SUBSCRIBE, "", 0);
     cr_assert_eq (zmq_connect (sub, "inproc://publish"), 0);
     publisher = (gq_publisher){.socket = pub, .interval_ns = interval_ms * MS_NS};
-    /* PUB learns of a subscription when it next sends: inproc, so without delay. */
+    subscribe (ZMQ_SUBSCRIBE);
 }
 
 static void
@@ -154,6 +161,57 @@ Test (publish, nothing_goes_out_before_there_are_weights)
     begin (0);
     core.has_weights = false;
     gq_publish_due (&publisher, &core, START_NS);
+    expect_nothing ();
+    end ();
+}
+
+Test (publish, nothing_of_the_weights_is_made_or_sent_while_nobody_subscribes)
+{
+    begin (0);
+    subscribe (ZMQ_UNSUBSCRIBE);
+    for (uint64_t ms = 0; ms <= 3000; ms++) {
+        step ();
+        gq_publish_due (&publisher, &core, START_NS + ms * MS_NS);
+    }
+    cr_assert_eq (publisher.published, 0);
+    cr_assert_eq (publisher.publish_us.count, 0);
+    /* Not even tried: nothing wakes the loop for weights. */
+    cr_assert_eq (publisher.attempt_ns, 0);
+    cr_assert_eq (gq_publish_next_ns (&publisher, &core), UINT64_MAX);
+    end ();
+}
+
+Test (publish, the_first_subscriber_gets_the_current_version_at_once_whatever_the_interval)
+{
+    begin (60000);
+    gq_publish_due (&publisher, &core, START_NS);
+    expect_weights (7);
+    subscribe (ZMQ_UNSUBSCRIBE);
+    step ();
+    subscribe (ZMQ_SUBSCRIBE);
+    const uint64_t now_ns = START_NS + 10 * MS_NS;
+    cr_assert (gq_publish_next_ns (&publisher, &core) <= now_ns);
+    gq_publish_due (&publisher, &core, now_ns);
+    expect_weights (8);
+    /* From then on the interval holds again; the same version is due soon once more. */
+    step ();
+    gq_publish_due (&publisher, &core, now_ns + MS_NS);
+    expect_nothing ();
+    end ();
+}
+
+Test (publish, acknowledgements_go_out_without_a_reader_of_weights)
+{
+    uint8_t topic[GQ_TOPIC_ACTOR_BYTES];
+    const uint8_t nonce[GQ_NONCE_BYTES] = {1};
+    begin (0);
+    subscribe (ZMQ_UNSUBSCRIBE);
+    gq_topic (GQ_KIND_ACK, 5, topic);
+    zmq_setsockopt (sub, ZMQ_SUBSCRIBE, topic, sizeof topic);
+    gq_publish_subscriptions (&publisher);
+    gq_ledger_grant (&core.ledger, 5, 30, nonce);
+    gq_publish_due (&publisher, &core, START_NS);
+    cr_assert_eq (sent (NULL).kind, GQ_KIND_ACK);
     expect_nothing ();
     end ();
 }

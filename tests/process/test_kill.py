@@ -193,7 +193,9 @@ def test_second_process_with_an_actors_id_ends_the_first_and_nothing_is_applied_
 def test_late_joiner_gets_the_last_version_at_once_from_the_broker(service):
     service.up()
     wire = service.wire(1000, actor=1)
+    early = wire.subscribe()  # the broker keeps weights while it has a reader
     assert done(service.client(actor=0, count=50, seed=SEED))["version"] == 50
+    wait_for(lambda: wire.next_weights(early)[0].version == 50, 20, "the last version")
     service.optimizer.signal(signal.SIGSTOP)  # so it cannot be the one who answers
     start_s = time.monotonic()
     frame, _ = wire.next_weights(wire.subscribe())
