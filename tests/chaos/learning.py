@@ -31,13 +31,12 @@ KINDS = ("broker", "optimizer", "actor")
 def children_of(pid: int) -> list:
     """Processes below pid.  One that ends meanwhile has none."""
     found = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            direct = [int(word) for word in tasks.read_text().split()]
-        except OSError:
-            continue
-        for each in direct:
-            found += [each, *children_of(each)]
+    try:
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+            for word in tasks.read_text().split():
+                found += [int(word), *children_of(int(word))]
+    except OSError:
+        pass
     return found
 
 
@@ -70,6 +69,11 @@ def kill_one(up: int, chance: random.Random, kills: Counter):
         pass
 
 
+def episodes_in(run: Path) -> int:
+    """How many were played to their end so far."""
+    return sum(path.read_bytes().count(b"\n") for path in run.glob("metrics/actor-*"))
+
+
 def end(up: subprocess.Popen) -> str:
     """Stop it; more that is wrong."""
     up.send_signal(signal.SIGINT)
@@ -82,8 +86,13 @@ def end(up: subprocess.Popen) -> str:
 
 
 def learn(build: Path, run: Path, seed: int, env: str = "CartPole-v1", actors: int = 4,
-          target: float = 475, every: float = 0.4, first: float = 0.1, limit: float = 300) -> tuple:
-    """(what was wrong, "" when it solved; output; kills by kind; seconds)"""
+          target: float = 475, every: float = 0.4, first: float = 0.1, limit: float = 300,
+          between: int = 10) -> tuple:
+    """(what was wrong, "" when it solved; output; kills by kind; seconds)
+
+    A kill comes `every` seconds after the one before, and not before `between` episodes were played
+    since: on a slow machine nothing would ever be learnt between two of them.
+    """
     chance, kills, said = random.Random(seed), Counter(), Path(f"{run}.out")
     command = [ROOT / "tools/gradq", "up", "--run", run, "--build", build, "--env", env,
                "--actors", actors, "--target-return", target, "--seed", seed]
@@ -92,13 +101,15 @@ def learn(build: Path, run: Path, seed: int, env: str = "CartPole-v1", actors: i
             stderr=out, start_new_session=True) as up:
         start = time.monotonic()
         due = None  # counted from the moment at which all is ready
+        played = 0  # episodes at which the next one may come
         while up.poll() is None and time.monotonic() < start + limit:
             now = time.monotonic()
             if due is None and "address: " in said.read_text():
                 due = now + first
-            if due is not None and now >= due:
+            if due is not None and now >= due and episodes_in(run) >= played:
                 kill_one(up.pid, chance, kills)
                 due = now + every
+                played = episodes_in(run) + between
             time.sleep(POLL_S)
         seconds = time.monotonic() - start
         wrong = f"not solved after {limit} s" + end(up) if up.poll() is None else ""
