@@ -19,11 +19,17 @@
 #include "crash.h"
 #include "file.h"
 
+/* Large records have space reserved for this many at once: blocks found one by one cost as much as
+ * the copy into them.  Below the least size it is not worth a call. */
+#define RESERVED_RECORDS   16
+#define RESERVED_BYTES_MIN (64u * 1024u)
+
 typedef struct directory {
     gq_disk base;
     int directory_fd;
-    int file_fd;      /* the open file, -1: none */
-    int name_pending; /* the open file's name is not known to be on the disk yet */
+    int file_fd;            /* the open file, -1: none */
+    uint64_t end, reserved; /* of it: where the next record goes; up to where space is reserved */
+    int name_pending;       /* the open file's name is not known to be on the disk yet */
 } directory;
 
 static gq_status
@@ -139,12 +145,23 @@ directory_unmap (gq_disk *disk, const uint8_t *bytes, size_t size)
         munmap ((void *)(uintptr_t)bytes, size);
 }
 
+/* Space that was reserved in vain goes back.  Whether that works is of no consequence. */
+static void
+close_file (directory *self)
+{
+    if (self->file_fd < 0)
+        return;
+    if (self->reserved > self->end)
+        (void)!gq_file_resize (self->file_fd, (off_t)self->end);
+    close (self->file_fd);
+    self->file_fd = -1;
+}
+
 static gq_status
 directory_open (gq_disk *disk, const char *name, uint64_t size)
 {
     directory *self = (directory *)disk;
-    if (self->file_fd >= 0)
-        close (self->file_fd);
+    close_file (self);
     self->file_fd = gq_file_open (self->directory_fd, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (self->file_fd < 0) /* ENOENT: the directory itself is gone */
         return errno == ENOENT ? GQ_IO : status_of (errno);
@@ -152,19 +169,39 @@ directory_open (gq_disk *disk, const char *name, uint64_t size)
     if (gq_file_resize (self->file_fd, (off_t)size) != 0 ||
         lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
         return status_of (errno);
+    self->end = self->reserved = size;
     return GQ_OK;
+}
+
+/* Space for what is about to be appended and for more like it, beyond the file's end.  A file
+ * system that cannot, or has no room, says so when the bytes themselves are written. */
+static void
+reserve (directory *self, uint64_t bytes)
+{
+    if (bytes < RESERVED_BYTES_MIN || self->end + bytes <= self->reserved)
+        return;
+    bytes *= RESERVED_RECORDS;
+    int rc = fallocate (self->file_fd, FALLOC_FL_KEEP_SIZE, (off_t)self->end, (off_t)bytes);
+    self->reserved = rc == 0 ? self->end + bytes : UINT64_MAX; /* no second try in this file */
 }
 
 static gq_status
 directory_append (gq_disk *disk, const struct iovec *parts, int count)
 {
     directory *self = (directory *)disk;
+    uint64_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        bytes += parts[i].iov_len;
+    reserve (self, bytes);
     for (int i = 0; i < count; i++) {
         if (i > 0)
             gq_crash_point ("appending");
-        if (gq_file_write (self->file_fd, parts[i].iov_base, parts[i].iov_len) != 0)
+        if (gq_file_write (self->file_fd, parts[i].iov_base, parts[i].iov_len) != 0) {
+            self->reserved = self->end; /* a disk that failed is not asked for anything more */
             return status_of (errno);
+        }
     }
+    self->end += bytes;
     return GQ_OK;
 }
 
@@ -175,6 +212,7 @@ directory_cut (gq_disk *disk, uint64_t size)
     if (gq_file_resize (self->file_fd, (off_t)size) != 0 ||
         lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
         return GQ_IO;
+    self->end = self->reserved = size;
     return GQ_OK;
 }
 
@@ -203,8 +241,7 @@ directory_close (gq_disk **disk_p)
     directory *self = (directory *)*disk_p;
     if (self == NULL)
         return;
-    if (self->file_fd >= 0)
-        close (self->file_fd);
+    close_file (self);
     close (self->directory_fd);
     free (self);
     *disk_p = NULL;

@@ -224,6 +224,37 @@ Test (disk, an_append_without_room_is_full_and_can_be_cut_off)
     finish ();
 }
 
+/* Bytes of the file on the disk, and its size. */
+static uint64_t
+taken (const char *name, uint64_t *size)
+{
+    char whole[256];
+    struct stat info;
+    snprintf (whole, sizeof whole, "%s/%s", path, name);
+    cr_assert_eq (stat (whole, &info), 0);
+    *size = (uint64_t)info.st_size;
+    return (uint64_t)info.st_blocks * 512;
+}
+
+Test (disk, large_records_have_space_reserved_ahead_that_goes_back_when_the_file_is_left)
+{
+    static char record[100000];
+    uint64_t size;
+    begin ();
+    const struct iovec part = {.iov_base = record, .iov_len = sizeof record};
+    cr_assert_eq (disk->ops->open (disk, "file", 0), GQ_OK);
+    for (int i = 1; i <= 3; i++) {
+        cr_assert_eq (disk->ops->append (disk, &part, 1), GQ_OK);
+        const uint64_t bytes = taken ("file", &size);
+        cr_assert_eq (size, (uint64_t)i * sizeof record, "the reserve is no part of the file");
+        cr_assert_geq (bytes, 16 * sizeof record);
+    }
+    cr_assert_eq (disk->ops->open (disk, "next", 0), GQ_OK);
+    cr_assert_lt (taken ("file", &size), 4 * sizeof record);
+    cr_assert_eq (size, 3 * sizeof record);
+    finish ();
+}
+
 Test (disk, a_journal_on_it_comes_back_after_every_restart)
 {
     gq_journal journal;
