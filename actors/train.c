@@ -179,7 +179,7 @@ log_progress (trainer *self)
             (double)(steps - self->log_steps) * 1e9 / (double)(now_ns - self->log_ns), "episodes",
             "u", self->episode_count, "return_mean", "f", return_mean (self), "version", "u",
             self->version, "pushed", "u", counts.pushed, "refused", "u", counts.refused, "resent",
-            "u", counts.resent, NULL);
+            "u", counts.resent, "dropped", "u", counts.dropped, NULL);
     self->log_ns = now_ns;
     self->log_steps = steps;
 }
@@ -249,9 +249,15 @@ run (trainer *self, const gq_options *options, gq_error *error)
         status = make_rollout (self, options, error);
     if (status != GQ_OK)
         return status;
+    const char *reason;
+    const char *lane = gq_client_lane (self->client, &reason);
     gq_log (GQ_LOG_INFO, "training", "actor", "u", (uint64_t)self->actor, "env", "s",
             gq_options_text (options, "env"), "net", "s", self->net->ops->name, "parameters", "u",
-            self->net->element_count, "seed", "u", gq_options_count (options, "seed"), NULL);
+            self->net->element_count, "seed", "u", gq_options_count (options, "seed"), "lane", "s",
+            lane, NULL);
+    if (reason[0] != '\0' && strcmp (gq_options_text (options, "lane"), "auto") == 0)
+        gq_log (GQ_LOG_INFO, "lane inline", "actor", "u", (uint64_t)self->actor, "message", "s",
+                reason, NULL);
     self->log_ns = gq_now_ns ();
     return train (self, error);
 }

@@ -12,6 +12,7 @@
 
 #include "crash.h"
 #include "frame.h"
+#include "log.h"
 
 void
 gq_core_init (gq_core *core, const gq_core_config *config, gq_rule *rule)
@@ -26,6 +27,7 @@ void
 gq_core_clear (gq_core *core)
 {
     gq_buffers_free (&core->buffers);
+    gq_lanes_close (&core->lanes);
     gq_layout_clear (&core->layout);
     gq_rule_state_clear (&core->retired);
     free (core->sum);
@@ -103,7 +105,7 @@ gq_core_set_layout (gq_core *core, gq_layout *layout)
 {
     assert (core->buffers == NULL);
     uint64_t count = layout->element_count;
-    core->buffers = gq_buffers_new (count);
+    core->buffers = gq_buffers_new (count, NULL);
     core->aligned = malloc (count * sizeof (float));
     if (core->config.aggregate > 1)
         core->sum = malloc (count * sizeof (float));
@@ -118,6 +120,35 @@ gq_core_set_layout (gq_core *core, gq_layout *layout)
     core->layout = *layout;
     *layout = (gq_layout){0};
     return GQ_OK;
+}
+
+void
+gq_core_share (gq_core *core)
+{
+    gq_error error = {""};
+    if (core->lane_directory == NULL || core->lanes != NULL || core->layout.tensor_count == 0)
+        return;
+    const uint64_t count = core->layout.element_count;
+    gq_lanes_config config = {.directory = core->lane_directory,
+                              .term = core->term,
+                              .digest = core->layout.digest,
+                              .count = count};
+    memcpy (config.run, core->run, GQ_RUN_ID_BYTES);
+    core->lane_directory = NULL; /* tried */
+    gq_buffers *shared = NULL;
+    gq_status status = gq_lanes_open (&core->lanes, &config, &core->ledger, &error);
+    if (status == GQ_OK)
+        shared = gq_buffers_new (count, core->lanes);
+    if (shared == NULL) {
+        gq_lanes_close (&core->lanes);
+        gq_log (GQ_LOG_WARNING, "no shared memory: actors of this host take lane inline, too",
+                "message", "s", status == GQ_OK ? "out of memory" : error.text, NULL);
+        return;
+    }
+    memcpy (gq_buffers_next (shared), gq_buffers_current (core->buffers), count * sizeof (float));
+    gq_buffers_turn (shared);
+    gq_buffers_free (&core->buffers);
+    core->buffers = shared;
 }
 
 void
@@ -160,10 +191,16 @@ check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *fra
         return GQ_LAYOUT;
     if (frame->count != core->layout.element_count)
         return GQ_COUNT;
-    gq_status status = gq_frame_check_payload (bytes, size);
-    if (status != GQ_OK)
-        return status;
-    *vector = payload_of (core, bytes);
+    if (frame->lane == GQ_LANE_SHM) {
+        *vector = core->lanes == NULL ? NULL : gq_lanes_vector (core->lanes, frame);
+        if (*vector == NULL)
+            return GQ_NOTFOUND;
+    } else {
+        gq_status status = gq_frame_check_payload (bytes, size);
+        if (status != GQ_OK)
+            return status;
+        *vector = payload_of (core, bytes);
+    }
     return gq_all_finite (*vector, frame->count) ? GQ_OK : GQ_NONFINITE;
 }
 
@@ -268,19 +305,34 @@ refuse (gq_core *core, const gq_frame *frame, gq_status reason)
     gq_ledger_refuse (&core->ledger, frame->actor, frame->sequence, reason);
 }
 
+/* An accepted gradient goes into the journal as a frame of lane inline, wherever it lies. */
+static gq_status
+record_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
+                 const float *vector)
+{
+    uint8_t header[GQ_FRAME_HEADER_BYTES];
+    struct iovec parts[] = {{.iov_base = (void *)(uintptr_t)bytes, .iov_len = size},
+                            {.iov_base = (void *)(uintptr_t)vector, .iov_len = 0}};
+    if (frame->lane == GQ_LANE_SHM) {
+        gq_frame whole = *frame;
+        whole.lane = GQ_LANE_INLINE;
+        whole.slot = 0;
+        gq_frame_encode (&whole, vector, header);
+        parts[0].iov_base = header;
+        parts[1].iov_len = (size_t)frame->payload_bytes;
+    }
+    return gq_journal_append (core->journal, GQ_RECORD_GRADIENT, parts, 2);
+}
+
 /* A refusal is journaled too: without it the gradient would come again for ever. */
 static gq_status
-record_decision (gq_core *core, const void *bytes, size_t size, gq_status reason)
+record_refusal (gq_core *core, const void *bytes, gq_status reason)
 {
     uint32_t words[2] = {(uint32_t)reason, 0};
-    const struct iovec accepted[] = {{.iov_base = (void *)(uintptr_t)bytes, .iov_len = size}};
-    const struct iovec refused[] = {
+    const struct iovec parts[] = {
         {.iov_base = words, .iov_len = sizeof words},
         {.iov_base = (void *)(uintptr_t)bytes, .iov_len = GQ_FRAME_HEADER_BYTES}};
-    if (core->journal == NULL)
-        return GQ_OK;
-    return reason == GQ_OK ? gq_journal_append (core->journal, GQ_RECORD_GRADIENT, accepted, 1)
-                           : gq_journal_append (core->journal, GQ_RECORD_REFUSAL, refused, 2);
+    return gq_journal_append (core->journal, GQ_RECORD_REFUSAL, parts, 2);
 }
 
 static gq_outcome
@@ -295,7 +347,15 @@ take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *fr
         return GQ_OUTCOME_IGNORED;
     }
     gq_status decision = judge (core, bytes, size, frame, &vector);
-    *reason = record_decision (core, bytes, size, decision);
+    if (decision == GQ_NOTFOUND) {
+        /* A slot that we do not see, or that holds something else by now: its actor sends again. */
+        *reason = decision;
+        core->malformed++;
+        return GQ_OUTCOME_IGNORED;
+    }
+    if (core->journal != NULL)
+        *reason = decision == GQ_OK ? record_gradient (core, bytes, size, frame, vector)
+                                    : record_refusal (core, bytes, decision);
     if (*reason != GQ_OK)
         return GQ_OUTCOME_BLOCKED;
     gq_crash_point ("before-apply");

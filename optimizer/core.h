@@ -11,6 +11,7 @@
 #include "buffers.h"
 #include "gradq/protocol.h"
 #include "journal.h"
+#include "lanes.h"
 #include "layout.h"
 #include "ledger.h"
 #include "plugin.h"
@@ -32,10 +33,12 @@ typedef struct gq_core {
     gq_core_config config;
     uint8_t run[GQ_RUN_ID_BYTES];
     uint32_t term;
-    gq_rule *rule;         /* borrowed */
-    gq_rule_state retired; /* of the one before it, for its return; no name: there was none */
-    gq_layout layout;      /* tensor_count 0: none yet */
-    gq_buffers *buffers;   /* NULL: no layout yet */
+    gq_rule *rule;              /* borrowed */
+    gq_rule_state retired;      /* of the one before it, for its return; no name: there was none */
+    gq_layout layout;           /* tensor_count 0: none yet */
+    gq_buffers *buffers;        /* NULL: no layout yet */
+    gq_lanes *lanes;            /* shared memory with actors; NULL: none */
+    const char *lane_directory; /* where gq_core_share makes them; NULL: nowhere.  Borrowed */
     bool has_weights;
     float *sum;     /* f32[count] of the step being aggregated; NULL until one is */
     float *aligned; /* f32[count] for payloads that lie unaligned */
@@ -82,6 +85,13 @@ GQ_CHECK gq_status gq_core_check_layout (const gq_rule *rule, const gq_layout *l
 
 /* Take over a layout (moved out of *layout) and allocate for it.  Once.  GQ_OK, GQ_MEMORY. */
 GQ_CHECK gq_status gq_core_set_layout (gq_core *core, gq_layout *layout);
+
+/*
+ * Share memory with the actors of this host, if there is a directory for it and a layout: weights
+ * move to a board.  Once; before anything is lent.  A failure is logged, and actors take lane
+ * inline.
+ */
+void gq_core_share (gq_core *core);
 
 /* Copy weights[count] in as the current version.  A layout is set. */
 void gq_core_set_weights (gq_core *core, const float *weights, uint64_t version, uint64_t applied);

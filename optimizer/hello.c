@@ -5,10 +5,12 @@
 #include "hello.h"
 
 #include <string.h>
+#include <xxhash.h>
 
 #include "gradq/gradq.h"
 #include "hex.h"
 #include "log.h"
+#include "shm.h"
 
 static json_t *
 refuse (const json_t *request, gq_status status, bool retry, const char *message)
@@ -80,25 +82,31 @@ settle_layout (gq_core *core, const json_t *request, bool *retry, gq_error *erro
     return status;
 }
 
+static bool
+asks_for (const json_t *request, const char *lane)
+{
+    const json_t *lanes = json_object_get (request, "lanes");
+    for (size_t i = 0; i < json_array_size (lanes); i++) {
+        const char *word = json_string_value (json_array_get (lanes, i));
+        if (word != NULL && strcmp (word, lane) == 0)
+            return true;
+    }
+    return false;
+}
+
 static gq_status
 check_request (const json_t *request, uint8_t nonce[GQ_NONCE_BYTES], uint32_t *actor,
                gq_error *error)
 {
     const json_t *id = json_object_get (request, "actor");
     const char *text = json_string_value (json_object_get (request, "nonce"));
-    const json_t *lanes = json_object_get (request, "lanes");
     if (json_integer_value (json_object_get (request, "protocol")) != GQ_PROTOCOL_VERSION)
         return gq_fail (error, GQ_INVALID, "hello: this run speaks protocol %d",
                         GQ_PROTOCOL_VERSION);
     if (text == NULL || !gq_hex_decode (text, nonce, GQ_NONCE_BYTES))
         return gq_fail (error, GQ_INVALID, "hello: a nonce of %d hexadecimal digits is needed",
                         2 * GQ_NONCE_BYTES);
-    bool can_inline = false;
-    for (size_t i = 0; i < json_array_size (lanes); i++) {
-        const char *lane = json_string_value (json_array_get (lanes, i));
-        can_inline = can_inline || (lane != NULL && strcmp (lane, "inline") == 0);
-    }
-    if (!can_inline)
+    if (!asks_for (request, "inline"))
         return gq_fail (error, GQ_INVALID, "hello: lanes must hold \"inline\"");
     *actor = GQ_ACTORS_MAX;
     if (id == NULL || json_is_null (id))
@@ -143,6 +151,60 @@ grant (const gq_core *core, uint32_t actor, uint32_t epoch)
     return answer;
 }
 
+/* Shared memory for an actor of this host that asks for it. */
+static void
+offer_lane (gq_core *core, const json_t *request, uint32_t actor, uint32_t epoch, json_t *answer)
+{
+    char host[GQ_HOST_ID_BYTES];
+    gq_error error = {""};
+    const char *theirs = json_string_value (json_object_get (request, "host"));
+    json_int_t window = json_integer_value (json_object_get (request, "window"));
+    gq_host_id (host);
+    if (core->lanes == NULL || !asks_for (request, "shm") || theirs == NULL || host[0] == '\0' ||
+        strcmp (theirs, host) != 0 || window < 1 || window > GQ_WINDOW_MAX)
+        return;
+    const char *path = gq_lanes_grant (core->lanes, actor, epoch, (uint32_t)window, &error);
+    if (path == NULL) {
+        gq_log (GQ_LOG_WARNING, "no shared memory for an actor, which takes lane inline", "actor",
+                "u", (uint64_t)actor, "message", "s", error.text, NULL);
+        return;
+    }
+    json_object_set_new (answer, "lane", json_string ("shm"));
+    json_object_set_new (
+        answer, "shm",
+        json_pack ("{s:s, s:s}", "slots", path, "board", gq_lanes_board_path (core->lanes)));
+}
+
+/*
+ * A hello that would end an older life of its actor must come from a process that is alive: what a
+ * dead one left in a network that was cut arrives after its successor's, and would fence that.  So
+ * the asker is given a word that only it hears, and has to say it.  *answer: the refusal with that
+ * word, when the request does not hold it.
+ */
+static bool
+is_alive (const gq_core *core, const gq_identity *identity, const json_t *request, uint32_t actor,
+          json_t **answer)
+{
+    const char *from = json_string_value (json_object_get (request, "from"));
+    const char *nonce = json_string_value (json_object_get (request, "nonce"));
+    const char *said = json_string_value (json_object_get (request, "challenge"));
+    char word[17];
+    /* Of this asker, this hello, and the life that it would end: no word outlives that one. */
+    uint64_t hash = identity->secret + core->ledger.actors[actor].epoch;
+    hash = XXH64 (nonce, strlen (nonce), hash);
+    if (from != NULL)
+        hash = XXH64 (from, strlen (from), hash);
+    snprintf (word, sizeof word, "%016llx", (unsigned long long)hash);
+    if (said != NULL && strcmp (said, word) == 0)
+        return true;
+    *answer = refuse (request, GQ_AGAIN, true,
+                      "this actor's id has a life already: to end it, repeat the hello with this "
+                      "challenge in it");
+    if (*answer != NULL)
+        json_object_set_new (*answer, "challenge", json_string (word));
+    return false;
+}
+
 static json_t *
 hello (gq_core *core, gq_identity *identity, const json_t *request)
 {
@@ -160,6 +222,10 @@ hello (gq_core *core, gq_identity *identity, const json_t *request)
         return refuse (request, status, retry, error.text);
     if (gq_ledger_find (&core->ledger, &actor, nonce, &epoch) != GQ_OK)
         return refuse (request, GQ_FULL, false, "all 4096 actor ids of this run are taken");
+    json_t *refusal = NULL;
+    if (epoch == 0 && core->ledger.actors[actor].known &&
+        !is_alive (core, identity, request, actor, &refusal))
+        return refusal;
     if (epoch == 0) {
         /* Journaled before it is granted: no later life may grant it again. */
         epoch = identity->next_epoch;
@@ -169,7 +235,11 @@ hello (gq_core *core, gq_identity *identity, const json_t *request)
     }
     gq_log (GQ_LOG_INFO, "hello", "actor", "u", (uint64_t)actor, "epoch", "u", (uint64_t)epoch,
             NULL);
-    return grant (core, actor, epoch);
+    gq_core_share (core);
+    json_t *answer = grant (core, actor, epoch);
+    if (answer != NULL)
+        offer_lane (core, request, actor, epoch, answer);
+    return answer;
 }
 
 static json_t *

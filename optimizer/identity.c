@@ -117,6 +117,8 @@ gq_identity_open (gq_identity *identity, const char *directory, gq_error *error)
             return gq_fail (error, GQ_IO, "the system gives no random bytes");
         identity->reserved_epoch = 1;
     }
+    if (getrandom (&identity->secret, sizeof identity->secret, 0) != sizeof identity->secret)
+        return gq_fail (error, GQ_IO, "the system gives no random bytes");
     identity->term++;
     identity->next_epoch = identity->reserved_epoch;
     identity->reserved_epoch += EPOCH_BLOCK;

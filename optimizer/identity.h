@@ -15,6 +15,7 @@ typedef struct gq_identity {
     uint8_t run[GQ_RUN_ID_BYTES];
     uint32_t term;           /* of this life: one more than the last life's */
     uint32_t next_epoch;     /* to grant */
+    uint64_t secret;         /* of this process, for words that only one peer can know */
     uint32_t reserved_epoch; /* all below this may have been granted, says the file */
 } gq_identity;
 

@@ -59,12 +59,32 @@ publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
     return true;
 }
 
+/* Show the current version to actors of this host. */
 static void
-publish_ack (gq_publisher *self, const gq_core *core, uint32_t actor)
+show (gq_publisher *self, gq_core *core, uint64_t now_ns)
+{
+    uint64_t shown;
+    gq_board *board = gq_lanes_board (core->lanes);
+    if (!core->has_weights || (gq_board_peek (board, &shown) && shown == core->version))
+        return;
+    if (gq_buffers_show (core->buffers, core->version) != GQ_OK) {
+        self->show_ns = now_ns + RETRY_NS;
+    } else if (self->show_ns != 0) {
+        self->show_ns = 0;
+        gq_lanes_ring_all (core->lanes); /* its acknowledgement may have come before */
+    }
+}
+
+/* `soon`: new, and an actor that reads it in shared memory has it without a message. */
+static void
+publish_ack (gq_publisher *self, const gq_core *core, uint32_t actor, bool soon)
 {
     const gq_ledger_entry *entry = &core->ledger.actors[actor];
     uint8_t bytes[GQ_FRAME_HEADER_BYTES + GQ_ACK_BYTES];
     gq_ack ack = gq_ledger_ack (&core->ledger, actor);
+    if (core->lanes != NULL &&
+        gq_lanes_ack (core->lanes, actor, entry->epoch, &ack, core->version) && soon)
+        return;
     gq_ack_encode (&ack, bytes + GQ_FRAME_HEADER_BYTES);
     gq_frame frame = {.kind = GQ_KIND_ACK,
                       .encoding = GQ_ENCODING_RAW,
@@ -103,7 +123,7 @@ publish_acks (gq_publisher *self, gq_core *core, uint64_t now_ns)
         if (!entry->known)
             continue;
         if (entry->owed || now_ns >= entry->repeat_ns) {
-            publish_ack (self, core, i);
+            publish_ack (self, core, i, entry->owed);
             entry->repeats = entry->owed ? 0 : entry->repeats + 1;
             entry->owed = false;
             uint64_t pause_ns = ACK_REPEAT_NS;
@@ -121,6 +141,8 @@ gq_publish_due (gq_publisher *self, gq_core *core, uint64_t now_ns)
 {
     if (now_ns >= weights_next_ns (self, core))
         publish_weights (self, core, now_ns);
+    if (core->lanes != NULL)
+        show (self, core, now_ns);
     publish_acks (self, core, now_ns);
 }
 
@@ -131,5 +153,7 @@ gq_publish_next_ns (const gq_publisher *self, const gq_core *core)
     /* A version that could not be lent is tried again soon, not in a busy loop. */
     if (weights_ns < self->attempt_ns + RETRY_NS)
         weights_ns = self->attempt_ns + RETRY_NS;
+    if (self->show_ns != 0 && self->show_ns < weights_ns)
+        weights_ns = self->show_ns;
     return weights_ns < self->acks_ns ? weights_ns : self->acks_ns;
 }

@@ -19,6 +19,7 @@ typedef struct gq_publisher {
     uint64_t attempt_ns;  /* last try to send weights */
     uint64_t repeat_ns;   /* when to repeat that version */
     uint32_t repeats;     /* of it so far */
+    uint64_t show_ns;     /* when to try again to show a version; 0: none waits */
     uint64_t acks_ns;     /* when the first acknowledgement is to be repeated */
     uint64_t published;   /* versions sent, repetitions included */
     gq_histogram publish_us;

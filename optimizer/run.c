@@ -48,6 +48,10 @@ lock_directory (gq_run *self, const char *directory, gq_error *error)
         return gq_fail (error, GQ_IO, "cannot create %s: %s", directory, strerror (errno));
     snprintf (self->checkpoints, sizeof self->checkpoints, "%.4000s/checkpoints", directory);
     snprintf (lock, sizeof lock, "%.4000s/optimizer.lock", directory);
+    char *absolute = realpath (directory, NULL);
+    snprintf (self->lane_directory, sizeof self->lane_directory, "%.4000s/lane",
+              absolute != NULL ? absolute : directory);
+    free (absolute);
     gq_status status = gq_service_lock (&self->lock_fd, lock, error);
     if (status == GQ_REFUSED)
         return gq_fail (error, status,

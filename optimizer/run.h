@@ -25,6 +25,7 @@ typedef enum gq_fsync {
 
 typedef struct gq_run {
     char checkpoints[PATH_MAX];
+    char lane_directory[PATH_MAX]; /* absolute: actors are told */
     int lock_fd;
     gq_identity identity;
     gq_life life; /* this one */

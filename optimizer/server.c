@@ -279,6 +279,8 @@ run_timers (server *self)
                                               self->run.checkpoint_version));
         /* Before the connection stands, try often: actors wait for the broker to know us. */
         self->report_ns = now_ns + (sent ? REPORT_NS : RETRY_NS);
+        if (self->core.lanes != NULL)
+            gq_lanes_tend (self->core.lanes);
         warn_if_alone (self, sent, now_ns);
         warn_if_starved (self, now_ns);
     }
@@ -429,6 +431,9 @@ start (server *self, gq_error *error)
         status = open_sockets (self, error);
     if (status != GQ_OK)
         return status;
+    if (strcmp (gq_options_text (options, "lane"), "inline") != 0)
+        self->core.lane_directory = self->run.lane_directory;
+    gq_core_share (&self->core);
     self->alone_ns = gq_now_ns ();
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",
             gq_rule_plugin (self->core.rule)->name, "cpu", "s", gq_rule_cpu (self->core.rule),

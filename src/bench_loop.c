@@ -154,7 +154,7 @@ act (actor *self)
         status = GQ_INVALID;
     if (status != GQ_OK)
         return status;
-    self->lane = self->client->lane->ops->name;
+    self->lane = gq_client_lane (self->client, NULL);
     atomic_fetch_add (&shared->opened, 1);
     pthread_mutex_lock (&shared->lock);
     while (!shared->set_off)

@@ -149,6 +149,8 @@ launch_optimizer (gq_bench_service *service, const gq_bench_point *point, gq_err
     snprintf (run, sizeof run, "%s/run", service->directory);
     /* No checkpoints at intervals: they are a cost of safety, not of the loop. */
     const char *fixed[] = {"gradq-optimizer",
+                           "--lane",
+                           "auto",
                            "--address",
                            service->address,
                            "--run",

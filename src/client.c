@@ -51,9 +51,15 @@ offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
     if (!client->need_weights || client->config.initial == NULL ||
         (*offered_ns != 0 && now_ns - *offered_ns < 1000u * MS_NS))
         return;
-    float *buffer = client->lane->ops->reserve (client->lane);
-    if (buffer == NULL)
+    gq_lane *lane;
+    zmq_msg_t sent;
+    if (gq_lane_inline_open (&lane, client->layout.element_count) != GQ_OK)
         return;
+    float *buffer = lane->ops->reserve (lane);
+    if (buffer == NULL) {
+        lane->ops->close (&lane);
+        return;
+    }
     memcpy (buffer, client->config.initial, client->layout.element_count * sizeof *buffer);
     gq_frame frame = {.kind = GQ_KIND_INIT,
                       .encoding = GQ_ENCODING_F32,
@@ -63,8 +69,11 @@ offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
                       .count = client->layout.element_count,
                       .sent_ns = gq_wall_ns ()};
     memcpy (frame.run, client->run, GQ_RUN_ID_BYTES);
-    if (client->lane->ops->send (client->lane, client->gradients, &frame, NULL) == GQ_OK)
+    if (lane->ops->send (lane, client->gradients, &frame, &sent) == GQ_OK) {
+        zmq_msg_close (&sent);
         *offered_ns = now_ns;
+    }
+    lane->ops->close (&lane);
 }
 
 static gq_status
@@ -83,7 +92,7 @@ wait_first_weights (gq_client *client, uint64_t deadline_ns, gq_error *error)
                                   "actor that brings them"
                                 : "is the optimizer alive?");
         offer_initial (client, now_ns, &offered_ns);
-        gq_client_service (client, slice_until (deadline_ns, now_ns), NULL);
+        gq_client_service (client, slice_until (deadline_ns, now_ns), false);
     }
     return GQ_OK;
 }
@@ -102,8 +111,8 @@ check_config (const gq_client_config *config, gq_error *error)
     if (config->resend_ms < 1)
         return gq_fail (error, GQ_INVALID, "resend_ms %d: at least 1 is needed", config->resend_ms);
     if (config->lane != NULL && strcmp (config->lane, "auto") != 0 &&
-        strcmp (config->lane, gq_lane_inline.name) != 0)
-        return gq_fail (error, GQ_INVALID, "lane %s: auto or inline is needed", config->lane);
+        strcmp (config->lane, "inline") != 0 && strcmp (config->lane, "shm") != 0)
+        return gq_fail (error, GQ_INVALID, "lane %s: auto, inline or shm is needed", config->lane);
     return GQ_OK;
 }
 
@@ -142,6 +151,9 @@ free_client (gq_client **client_p)
             zmq_close (sockets[i]);
     if (client->lane != NULL)
         client->lane->ops->close (&client->lane);
+    gq_client_close_parked (client);
+    gq_board_close (&client->next_board);
+    gq_board_close (&client->board);
     forget_sent (client);
     zmq_msg_close (&client->frame);
     zmq_msg_close (&client->arrived);
@@ -176,14 +188,10 @@ open_parts (gq_client *client, gq_error *error)
     gq_status status = gq_client_hello (client, deadline_ns, error);
     if (status != GQ_OK)
         return status;
-    client->lane = gq_lane_inline.open (client->layout.element_count);
     client->aligned = malloc (client->layout.element_count * sizeof (float));
-    if (client->lane == NULL || client->aligned == NULL)
+    if (client->aligned == NULL)
         return gq_fail (error, GQ_MEMORY, "no memory for %llu parameters",
                         (unsigned long long)client->layout.element_count);
-    status = gq_client_drainer_start (client, error);
-    if (status != GQ_OK)
-        return status;
     return wait_first_weights (client, deadline_ns, error);
 }
 
@@ -231,6 +239,14 @@ gq_client_actor (const gq_client *client)
     return client->actor;
 }
 
+const char *
+gq_client_lane (const gq_client *client, const char **reason)
+{
+    if (reason != NULL)
+        *reason = client->words != NULL ? "" : client->lane_reason.text;
+    return client->lane->ops->name;
+}
+
 uint64_t
 gq_client_max_staleness (const gq_client *client)
 {
@@ -240,7 +256,7 @@ gq_client_max_staleness (const gq_client *client)
 gq_status
 gq_client_weights (gq_client *client, gq_weights *weights)
 {
-    gq_client_service (client, 0, NULL);
+    gq_client_service (client, 0, false);
     *weights = (gq_weights){.data = client->data,
                             .count = client->layout.element_count,
                             .version = client->version,
@@ -253,7 +269,12 @@ gq_client_weights (gq_client *client, gq_weights *weights)
 float *
 gq_client_reserve (gq_client *client)
 {
-    return client->lane->ops->reserve (client->lane);
+    if (client->building != NULL)
+        return client->building->ops->reserve (client->building);
+    gq_client_close_parked (client);
+    float *buffer = client->lane->ops->reserve (client->lane);
+    client->building = buffer != NULL ? client->lane : NULL;
+    return buffer;
 }
 
 static gq_status
@@ -273,9 +294,12 @@ send_gradient (gq_client *client, uint32_t samples, uint64_t *sequence)
     zmq_msg_t sent;
     uint32_t slot;
     memcpy (frame.run, client->run, GQ_RUN_ID_BYTES);
-    gq_status status = client->lane->ops->send (client->lane, client->gradients, &frame, &sent);
+    gq_status status = client->building == NULL ? GQ_INVALID : gq_client_bring_along (client);
+    if (status == GQ_OK)
+        status = client->lane->ops->send (client->lane, client->gradients, &frame, &sent);
     if (status != GQ_OK)
         return status;
+    client->building = NULL;
     uint64_t now_ns = gq_now_ns ();
     if (gq_window_count (&client->window) == 0)
         client->progress_ns = now_ns;
@@ -294,16 +318,18 @@ gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence)
         return GQ_INVALID;
     uint64_t deadline_ns = deadline_of (client);
     int wait_ms = 0;
+    bool full = false; /* the socket was, when we tried */
     for (;;) {
-        /* Look before waiting; ask for writability only when the window has room, or an idle
-         * queue would turn this into a busy loop. */
-        bool sendable = false;
-        bool room = gq_window_room (&client->window) && !client->asking;
-        gq_client_service (client, wait_ms, room ? &sendable : NULL);
-        if (sendable && !client->asking && gq_client_ended (client) != GQ_FENCED) {
+        /* Look before waiting, and wait for the socket only when it was full: an idle one would
+         * turn this into a busy loop. */
+        gq_client_service (client, wait_ms, full);
+        full = false;
+        if (gq_window_room (&client->window) && !client->asking &&
+            gq_client_ended (client) != GQ_FENCED) {
             gq_status status = send_gradient (client, samples, sequence);
             if (status != GQ_AGAIN)
                 return status;
+            full = true;
         }
         uint64_t now_ns = gq_now_ns ();
         gq_status end = gq_client_ended (client);
@@ -344,7 +370,7 @@ gq_status
 gq_client_wait (gq_client *client, uint64_t sequence)
 {
     uint64_t deadline_ns = deadline_of (client);
-    gq_client_service (client, 0, NULL);
+    gq_client_service (client, 0, false);
     while (!arrived (client, sequence)) {
         uint64_t now_ns = gq_now_ns ();
         gq_status end = gq_client_ended (client);
@@ -352,7 +378,7 @@ gq_client_wait (gq_client *client, uint64_t sequence)
             return end;
         if (now_ns >= deadline_ns)
             return GQ_TIMEOUT;
-        gq_client_service (client, slice_until (deadline_ns, now_ns), NULL);
+        gq_client_service (client, slice_until (deadline_ns, now_ns), false);
     }
     return GQ_OK;
 }
@@ -401,7 +427,7 @@ gq_client_close (gq_client **client_p)
     while (gq_window_count (&client->window) > 0 && gq_now_ns () < deadline_ns &&
            gq_client_ended (client) == GQ_OK && !client->asking &&
            gq_now_ns () - client->heard_ns < (uint64_t)GQ_HEARD_MS_MAX * MS_NS)
-        gq_client_service (client, slice_until (deadline_ns, gq_now_ns ()), NULL);
+        gq_client_service (client, slice_until (deadline_ns, gq_now_ns ()), false);
     gq_status status = gq_client_ended (client);
     if (status == GQ_OK && gq_window_count (&client->window) > 0)
         status = GQ_TIMEOUT;

@@ -27,13 +27,22 @@
 static json_t *
 hello_request (const gq_client *client, uint32_t actor, const gq_layout *proposed)
 {
-    json_t *request =
-        json_pack ("{s:s, s:i, s:s, s:s, s:[s]}", "op", "hello", "protocol", GQ_PROTOCOL_VERSION,
-                   "role", "actor", "nonce", client->nonce, "lanes", gq_lane_inline.name);
+    json_t *request = json_pack ("{s:s, s:i, s:s, s:s, s:[s], s:i}", "op", "hello", "protocol",
+                                 GQ_PROTOCOL_VERSION, "role", "actor", "nonce", client->nonce,
+                                 "lanes", "inline", "window", (int)client->config.window);
     if (request == NULL)
         return NULL;
+    const char *lane = client->config.lane;
+    if (lane == NULL || strcmp (lane, "inline") != 0) {
+        char host[GQ_HOST_ID_BYTES];
+        gq_host_id (host);
+        json_array_append_new (json_object_get (request, "lanes"), json_string ("shm"));
+        json_object_set_new (request, "host", json_string (host));
+    }
     if (actor != GQ_ACTOR_ANY)
         json_object_set_new (request, "actor", json_integer (actor));
+    if (client->challenge[0] != '\0')
+        json_object_set_new (request, "challenge", json_string (client->challenge));
     if (proposed->tensor_count > 0) {
         json_object_set_new (request, "layout", gq_layout_to_json (proposed));
         json_object_set_new (request, "initial", json_boolean (client->config.initial != NULL));
@@ -130,7 +139,8 @@ take_grant (gq_client *client, const json_t *answer, const gq_layout *proposed, 
     uint64_t now_ns = gq_now_ns ();
     client->heard_ns = client->weights_heard.heard_ns = client->acks_heard.heard_ns = now_ns;
     client->progress_ns = client->reopened_ns = now_ns;
-    return gq_client_open_data (client, error);
+    status = gq_client_open_lane (client, json_object_get (answer, "shm"), error);
+    return status == GQ_OK ? gq_client_open_data (client, error) : status;
 }
 
 /* The answer to a question of gq_client_ask.  The same epoch: the optimizer knows us after all. */
@@ -150,6 +160,8 @@ take_new_grant (gq_client *client, const json_t *answer)
     if (epoch == client->epoch)
         return;
     gq_client_begin_life (client, epoch);
+    /* No memory for another lane: the old one's descriptors would be of the old epoch. */
+    client->asking = gq_client_open_lane (client, json_object_get (answer, "shm"), NULL) != GQ_OK;
     /* What is still in them belongs to the life before. */
     (void)!gq_client_open_data (client, NULL);
 }
@@ -178,14 +190,26 @@ next_answer (gq_client *client)
     return answer;
 }
 
+/* The word that shows that we are alive, when the answer asks for it. */
+static bool
+take_challenge (gq_client *client, const json_t *answer)
+{
+    const char *word = json_string_value (json_object_get (answer, "challenge"));
+    if (word == NULL || strlen (word) >= sizeof client->challenge)
+        return false;
+    strcpy (client->challenge, word);
+    return true;
+}
+
 /* The next answer to our first hello, if one is here: GQ_AGAIN when not, or when it says "not
  * yet". */
 static gq_status
-take_answer (gq_client *client, const gq_layout *proposed, gq_error *error)
+take_answer (gq_client *client, const gq_layout *proposed, bool *challenged, gq_error *error)
 {
     json_t *answer = next_answer (client);
     if (answer == NULL)
         return GQ_AGAIN;
+    *challenged = take_challenge (client, answer);
     gq_status status = json_is_true (json_object_get (answer, "ok"))
                            ? take_grant (client, answer, proposed, error)
                            : refusal (answer, error);
@@ -199,14 +223,27 @@ gq_client_read_control (gq_client *client)
     for (json_t *answer = next_answer (client); answer != NULL; answer = next_answer (client)) {
         if (client->asking && json_is_true (json_object_get (answer, "ok")))
             take_new_grant (client, answer);
+        else if (client->asking && take_challenge (client, answer))
+            client->asked_ns = 0;
         json_decref (answer);
     }
 }
 
+/* false: no room, or no memory; try again. */
+static bool
+send_hello (gq_client *client, uint32_t actor, const gq_layout *proposed)
+{
+    json_t *request = hello_request (client, actor, proposed);
+    char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
+    bool sent = text != NULL && gq_socket_send (client->control, text, strlen (text)) == GQ_OK;
+    json_decref (request);
+    free (text);
+    return sent;
+}
+
 /* Ask until granted, refused or out of time. */
 static gq_status
-ask (gq_client *client, const char *text, const gq_layout *proposed, uint64_t deadline_ns,
-     gq_error *error)
+ask (gq_client *client, const gq_layout *proposed, uint64_t deadline_ns, gq_error *error)
 {
     uint64_t ask_ns = 0;                 /* when to ask (again) */
     uint64_t answered_ns = gq_now_ns (); /* last sign of life, or new socket */
@@ -223,7 +260,7 @@ ask (gq_client *client, const char *text, const gq_layout *proposed, uint64_t de
                                        "no broker answers at %s; start it, or correct --address",
                                        client->config.address);
         if (now_ns >= ask_ns)
-            ask_ns = gq_socket_send (client->control, text, strlen (text)) == GQ_OK
+            ask_ns = send_hello (client, client->config.actor, proposed)
                          ? now_ns + (uint64_t)REPEAT_MS * MS_NS
                          : now_ns + 10u * MS_NS;
         if (now_ns - answered_ns >= (uint64_t)REOPEN_MS * MS_NS) {
@@ -236,12 +273,13 @@ ask (gq_client *client, const char *text, const gq_layout *proposed, uint64_t de
         zmq_pollitem_t item = {.socket = client->control, .events = ZMQ_POLLIN};
         if (zmq_poll (&item, 1, left_ms < GQ_SLICE_MS ? (long)left_ms : GQ_SLICE_MS) <= 0)
             continue;
-        gq_status status = take_answer (client, proposed, error);
+        bool challenged = false;
+        gq_status status = take_answer (client, proposed, &challenged, error);
         if (status != GQ_AGAIN)
             return status;
         answered = true;
         answered_ns = gq_now_ns ();
-        ask_ns = answered_ns + (uint64_t)RETRY_MS * MS_NS;
+        ask_ns = answered_ns + (challenged ? 0 : (uint64_t)RETRY_MS * MS_NS);
     }
 }
 
@@ -254,15 +292,6 @@ renew_nonce (gq_client *client)
         return false;
     gq_hex_encode (nonce, sizeof nonce, client->nonce);
     return true;
-}
-
-static char *
-hello_text (const gq_client *client, uint32_t actor, const gq_layout *proposed)
-{
-    json_t *request = hello_request (client, actor, proposed);
-    char *text = request == NULL ? NULL : json_dumps (request, JSON_COMPACT);
-    json_decref (request);
-    return text;
 }
 
 gq_status
@@ -285,12 +314,8 @@ gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error)
     }
     if (!renew_nonce (client))
         status = gq_fail (error, GQ_IO, "the system gives no random bytes");
-    char *text = hello_text (client, client->config.actor, &proposed);
-    if (text == NULL)
-        status = gq_fail (error, GQ_MEMORY, "out of memory");
     if (status == GQ_OK)
-        status = ask (client, text, &proposed, deadline_ns, error);
-    free (text);
+        status = ask (client, &proposed, deadline_ns, error);
     gq_layout_clear (&proposed);
     return status;
 }
@@ -313,10 +338,7 @@ gq_client_ask_again (gq_client *client, uint64_t now_ns)
 {
     if (!client->asking || now_ns - client->asked_ns < (uint64_t)REPEAT_MS * MS_NS)
         return;
-    char *text = hello_text (client, client->actor, &client->layout);
-    if (text != NULL)
-        (void)!gq_socket_send (client->control, text, strlen (text)); /* the next one may get out */
-    free (text);
+    (void)!send_hello (client, client->actor, &client->layout); /* the next one may get out */
     client->asked_ns = now_ns;
 }
 

@@ -1,6 +1,6 @@
 /*
  * What the parts of the client share: src/client.c (the calls), client_service.c (data plane),
- * client_sockets.c, client_hello.c (control plane).
+ * client_sockets.c, client_lane.c (lane shm), client_hello.c (control plane).
  */
 #ifndef GQ_CLIENT_INTERNAL_H
 #define GQ_CLIENT_INTERNAL_H
@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <zmq.h>
 
+#include "board.h"
+#include "control.h"
 #include "endpoint.h"
 #include "gradq/gradq.h"
 #include "gradq/protocol.h"
@@ -48,7 +50,19 @@ struct gq_client {
     void *gradients; /* PUSH */
     void *weights;   /* SUB */
     void *acks;      /* SUB, this actor's */
+
+    /* how gradients travel, and what shared memory tells (client_lane.c) */
     gq_lane *lane;
+    gq_lane *parked;      /* earlier ones, in which the caller may still build a vector */
+    gq_lane *building;    /* the one in which he does; NULL: he has reserved none */
+    gq_error lane_reason; /* why the lane is inline */
+    gq_lane_words *words; /* of the lane file; NULL: the lane is inline */
+    gq_board *board;      /* in which the weights lie; NULL: none yet */
+    gq_board *next_board; /* of a later term, and nothing taken from it yet; NULL: none */
+    uint32_t board_term;  /* of the latter, if there is one */
+    char board_path[PATH_MAX];
+    unsigned bell, beat; /* of the lane file, as seen last */
+    uint64_t sockets_ns; /* when the sockets were looked at last */
 
     /* While the caller computes, a thread of ours keeps the newest weights and drops the others.
      * `lock` is held by whoever uses `weights` or `arrived`. */
@@ -90,6 +104,7 @@ struct gq_client {
     gq_client_counts before; /* what the lives before this one came to */
     uint32_t known_term;     /* latest one whose optimizer is known to know this epoch */
     uint64_t unknown_ns;     /* when weights of a later term were first heard, 0: none */
+    char challenge[17];      /* to be repeated in that hello; empty: none was asked for */
     char nonce[33];          /* of the hello that granted this epoch, or that is being asked */
     bool asking;             /* nothing is sent until that hello is answered */
     bool forgotten;          /* it is certain that this epoch is over */
@@ -120,15 +135,42 @@ GQ_CHECK gq_status gq_client_open_data (gq_client *client, gq_error *error);
 /* Take all weights that are here and keep the newest in `arrived`.  The caller holds the lock. */
 void gq_client_drain (gq_client *client);
 
+/* Have weights sent to us, and drain them. */
+void gq_client_subscribe (gq_client *client);
+
 /* Begin and end the thread that drains while the caller computes. */
 GQ_CHECK gq_status gq_client_drainer_start (gq_client *client, gq_error *error);
 void gq_client_drainer_stop (gq_client *client);
 
+/* ---- client_lane.c ---- */
+
+/*
+ * Take the lane that the configuration asks for and *offer (of hello's answer, may be NULL) allows.
+ * GQ_OK; GQ_REFUSED: lane shm was insisted upon; GQ_MEMORY.
+ */
+GQ_CHECK gq_status gq_client_open_lane (gq_client *client, const json_t *offer, gq_error *error);
+
+/* Go on by lane inline, the gradients on the way included, for this reason. */
+void gq_client_leave_shm (gq_client *client, const char *reason);
+
+/* Copy what the caller has built in a lane that was left into the one in use, to be sent.  GQ_OK,
+ * GQ_MEMORY. */
+GQ_CHECK gq_status gq_client_bring_along (gq_client *client);
+
+/* Close lanes that were left.  Nothing may be under construction in them any more. */
+void gq_client_close_parked (gq_client *client);
+
+/* What the lane file and the board tell; false: nothing new.  No system call.  The lane is shm. */
+bool gq_client_lane_news (gq_client *client);
+
 /* ---- client_service.c ---- */
 
-/* Take in what has arrived, waiting up to wait_ms for something; send again what is due; *sendable
- * (may be NULL): can a gradient go out? */
-void gq_client_service (gq_client *client, int wait_ms, bool *sendable);
+/* An acknowledgement of this actor's epoch, from an optimizer of `term` that was at `version`. */
+void gq_client_take_ack (gq_client *client, uint32_t term, uint64_t version, const gq_ack *ack);
+
+/* Take in what has arrived, waiting up to wait_ms for something, or `for_room` in the socket for
+ * gradients; send again what is due. */
+void gq_client_service (gq_client *client, int wait_ms, bool for_room);
 
 /* Why this client can do no more; GQ_OK when it can. */
 gq_status gq_client_ended (const gq_client *client);

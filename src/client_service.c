@@ -25,6 +25,10 @@
 /* A later life of the optimizer publishes, and does not name this actor's epoch.  It repeats every
  * acknowledgement each second. */
 #define UNKNOWN_MS 4000
+/* On lane shm sockets only confirm what shared memory said before: look at them this often, and
+ * sleep no longer than this without looking. */
+#define SOCKET_MS 5
+#define SLEEP_MS  20
 
 /* Is this frame from the run that we belong to?  Notes when the optimizer was heard; the same
  * frame again, byte for byte, is only what the broker remembers of it. */
@@ -109,26 +113,27 @@ receive_weights (gq_client *client)
     zmq_msg_init (&client->arrived);
 }
 
-/* An acknowledgement of this actor's epoch. */
-static void
-take_ack (gq_client *client, const gq_frame *frame, const gq_ack *ack)
+void
+gq_client_take_ack (gq_client *client, uint32_t term, uint64_t version, const gq_ack *ack)
 {
-    if (frame->term < client->known_term)
+    if (term < client->known_term)
         return; /* of a life that is over: the one after it says more, or has lost it */
-    if (frame->term > client->known_term &&
+    if (term > client->known_term &&
         gq_window_rolled_back (&client->window, ack->cumulative, ack->beyond)) {
         gq_client_ask (client, true);
         return;
     }
-    client->known_term = frame->term;
-    if (gq_client_newer (frame->term, frame->version, client->ack_term, client->ack_version)) {
-        client->ack_term = frame->term;
-        client->ack_version = frame->version;
+    client->known_term = term;
+    if (gq_client_newer (term, version, client->ack_term, client->ack_version)) {
+        client->ack_term = term;
+        client->ack_version = version;
     }
     uint64_t freed = gq_window_settle (&client->window, ack->cumulative, ack->beyond);
     for (uint32_t i = 0; i < client->window.size; i++)
-        if (freed >> i & 1)
+        if (freed >> i & 1) {
+            client->lane->ops->settled (client->lane, &client->sent[i]);
             zmq_msg_close (&client->sent[i]);
+        }
     if (freed != 0)
         client->progress_ns = gq_now_ns ();
     if (ack->refused > client->refused) {
@@ -151,8 +156,11 @@ receive_acks (gq_client *client)
             ours (client, &frame, bytes, &client->acks_heard) && frame.actor == client->actor) {
             gq_ack ack;
             gq_ack_decode (bytes + GQ_FRAME_HEADER_BYTES, &ack);
+            /* Whoever serves our lane file says so there before he says anything here. */
+            if (client->words != NULL && frame.term > atomic_load (&client->words->term))
+                gq_client_leave_shm (client, "a later optimizer offers no shared memory");
             if (frame.epoch == client->epoch)
-                take_ack (client, &frame, &ack);
+                gq_client_take_ack (client, frame.term, frame.version, &ack);
             if (frame.epoch > client->higher_epoch)
                 client->higher_epoch = frame.epoch;
         }
@@ -239,28 +247,51 @@ note_room (gq_client *client, bool sendable, uint64_t now_ns)
     client->blocked = !sendable;
 }
 
+/* On lane shm: look at the words, sleep on them when they say nothing new.  Milliseconds to wait
+ * for sockets, -1: no need to look at them now. */
+static int
+service_lane (gq_client *client, int wait_ms, bool sockets_matter)
+{
+    bool news = gq_client_lane_news (client);
+    if (sockets_matter)
+        return news || wait_ms < SOCKET_MS ? 0 : SOCKET_MS;
+    if (!news && wait_ms > 0) {
+        uint64_t sleep_ns = (wait_ms < SLEEP_MS ? (uint64_t)wait_ms : SLEEP_MS) * MS_NS;
+        gq_lane_sleep (client->words, client->bell, sleep_ns);
+        gq_client_lane_news (client);
+    }
+    uint64_t now_ns = gq_now_ns ();
+    if (now_ns - client->sockets_ns < SOCKET_MS * MS_NS)
+        return -1;
+    client->sockets_ns = now_ns;
+    return 0;
+}
+
 void
-gq_client_service (gq_client *client, int wait_ms, bool *sendable)
+gq_client_service (gq_client *client, int wait_ms, bool for_room)
 {
     pthread_mutex_lock (&client->lock);
-    zmq_pollitem_t items[] = {
-        {.socket = client->weights, .events = ZMQ_POLLIN},
-        {.socket = client->acks, .events = ZMQ_POLLIN},
-        {.socket = client->control, .events = ZMQ_POLLIN},
-        {.socket = client->gradients, .events = sendable != NULL ? ZMQ_POLLOUT : 0}};
+    if (client->words != NULL)
+        wait_ms = service_lane (client, wait_ms, for_room);
+    if (wait_ms < 0) {
+        pthread_mutex_unlock (&client->lock);
+        return;
+    }
+    zmq_pollitem_t items[] = {{.socket = client->weights, .events = ZMQ_POLLIN},
+                              {.socket = client->acks, .events = ZMQ_POLLIN},
+                              {.socket = client->control, .events = ZMQ_POLLIN},
+                              {.socket = client->gradients, .events = for_room ? ZMQ_POLLOUT : 0}};
     if (zmq_msg_size (&client->arrived) > 0)
         wait_ms = 0;
-    zmq_poll (items, sendable != NULL ? 4 : 3, wait_ms); /* EINTR: the caller's loop comes again */
+    zmq_poll (items, for_room ? 4 : 3, wait_ms); /* EINTR: the caller's loop comes again */
     receive_weights (client);
     if (items[1].revents)
         receive_acks (client);
     if (items[2].revents)
         gq_client_read_control (client);
     uint64_t now_ns = gq_now_ns ();
-    if (sendable != NULL) {
-        *sendable = items[3].revents != 0;
-        note_room (client, *sendable, now_ns);
-    }
+    if (for_room)
+        note_room (client, items[3].revents != 0, now_ns);
     ask_if_unknown (client, now_ns);
     gq_client_ask_again (client, now_ns);
     resend_due (client, now_ns);
@@ -268,6 +299,8 @@ gq_client_service (gq_client *client, int wait_ms, bool *sendable)
     if (now_ns - client->reported_ns >= REPORT_MS * MS_NS) {
         client->reported_ns = now_ns;
         gq_client_tell (client, "report");
+        if (client->words != NULL && gq_lane_shm_removed (client->lane))
+            gq_client_leave_shm (client, "the optimizer has removed this actor's lane file");
     }
     pthread_mutex_unlock (&client->lock);
 }

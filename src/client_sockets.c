@@ -87,11 +87,22 @@ gq_client_open_data (gq_client *client, gq_error *error)
     replace (&client->weights, sockets[1]);
     replace (&client->acks, sockets[2]);
     uint8_t topic[GQ_TOPIC_ACTOR_BYTES];
-    gq_topic (GQ_KIND_WEIGHTS, 0, topic);
-    zmq_setsockopt (client->weights, ZMQ_SUBSCRIBE, topic, GQ_TOPIC_KIND_BYTES);
     gq_topic (GQ_KIND_ACK, client->actor, topic);
     zmq_setsockopt (client->acks, ZMQ_SUBSCRIBE, topic, GQ_TOPIC_ACTOR_BYTES);
+    if (client->words == NULL)
+        gq_client_subscribe (client);
     return GQ_OK;
+}
+
+void
+gq_client_subscribe (gq_client *client)
+{
+    uint8_t topic[GQ_TOPIC_ACTOR_BYTES];
+    gq_topic (GQ_KIND_WEIGHTS, 0, topic);
+    zmq_setsockopt (client->weights, ZMQ_SUBSCRIBE, topic, GQ_TOPIC_KIND_BYTES);
+    /* Without the thread old versions may come first, and the newest a second later. */
+    if (!client->draining)
+        (void)!gq_client_drainer_start (client, NULL);
 }
 
 /* May a frame take the place of the newest one?  The last words of an optimizer that died may come

@@ -23,7 +23,7 @@ enum {
     AT_VERSION = 56,
     AT_COUNT = 64,
     AT_SAMPLES = 72,
-    AT_RESERVED_A = 76, /* u32, zero */
+    AT_SLOT = 76, /* u32, lane shm; zero otherwise */
     AT_SENT_NS = 80,
     AT_APPLIED = 88,
     AT_PAYLOAD_BYTES = 96,
@@ -135,10 +135,12 @@ gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *header)
     put64 (header + AT_VERSION, frame->version);
     put64 (header + AT_COUNT, frame->count);
     put32 (header + AT_SAMPLES, frame->samples);
+    put32 (header + AT_SLOT, frame->slot);
     put64 (header + AT_SENT_NS, frame->sent_ns);
     put64 (header + AT_APPLIED, frame->applied);
     put64 (header + AT_PAYLOAD_BYTES, frame->payload_bytes);
-    put32 (header + AT_PAYLOAD_CRC, gq_crc32c (payload, frame->payload_bytes));
+    if (frame->lane == GQ_LANE_INLINE)
+        put32 (header + AT_PAYLOAD_CRC, gq_crc32c (payload, frame->payload_bytes));
     put32 (header + AT_HEADER_CRC, gq_crc32c (header, AT_HEADER_CRC));
 }
 
@@ -157,6 +159,7 @@ read_fields (const uint8_t *at, gq_frame *frame)
     frame->version = get64 (at + AT_VERSION);
     frame->count = get64 (at + AT_COUNT);
     frame->samples = get32 (at + AT_SAMPLES);
+    frame->slot = get32 (at + AT_SLOT);
     frame->sent_ns = get64 (at + AT_SENT_NS);
     frame->applied = get64 (at + AT_APPLIED);
     frame->payload_bytes = get64 (at + AT_PAYLOAD_BYTES);
@@ -166,7 +169,11 @@ read_fields (const uint8_t *at, gq_frame *frame)
 static int
 consistent (const gq_frame *frame)
 {
-    if (frame->lane != GQ_LANE_INLINE || frame->actor >= GQ_ACTORS_MAX)
+    if (frame->actor >= GQ_ACTORS_MAX)
+        return 0;
+    /* Only gradients lie in slots, and only they name one. */
+    if (frame->lane == GQ_LANE_SHM ? frame->kind != GQ_KIND_GRADIENT
+                                   : frame->lane != GQ_LANE_INLINE || frame->slot != 0)
         return 0;
     if (frame->kind == GQ_KIND_ACK)
         return frame->encoding == GQ_ENCODING_RAW && frame->count == 0 &&
@@ -193,8 +200,7 @@ gq_frame_decode_header (const void *header, gq_frame *frame)
         return GQ_MALFORMED;
     if (get32 (at + AT_HEADER_CRC) != gq_crc32c (at, AT_HEADER_CRC))
         return GQ_CHECKSUM;
-    if (get32 (at + AT_RESERVED_A) != 0 || get64 (at + AT_RESERVED_B) != 0 ||
-        get64 (at + AT_RESERVED_B + 8) != 0)
+    if (get64 (at + AT_RESERVED_B) != 0 || get64 (at + AT_RESERVED_B + 8) != 0)
         return GQ_MALFORMED;
     gq_frame read;
     read_fields (at, &read);
@@ -211,7 +217,8 @@ gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
     if (size < GQ_FRAME_HEADER_BYTES)
         return GQ_MALFORMED;
     gq_status status = gq_frame_decode_header (bytes, &read);
-    if (status == GQ_OK && read.payload_bytes != size - GQ_FRAME_HEADER_BYTES)
+    if (status == GQ_OK &&
+        size - GQ_FRAME_HEADER_BYTES != (read.lane == GQ_LANE_SHM ? 0 : read.payload_bytes))
         status = GQ_MALFORMED;
     if (status == GQ_OK)
         *frame = read;

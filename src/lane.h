@@ -1,8 +1,8 @@
 /*
  * How a gradient's payload travels from an actor: steps 0 and 1 of its path.
  *
- * One lane exists, inline: the payload follows its header through the sockets.  A second one for
- * shared memory slips in behind the same four calls.
+ * inline: the payload follows its header through the sockets.  shm: it lies in shared memory, and
+ * the header alone travels.
  */
 #ifndef GQ_LANE_H
 #define GQ_LANE_H
@@ -11,23 +11,28 @@
 #include <zmq.h>
 
 #include "gradq/protocol.h"
+#include "lane_file.h"
 
 typedef struct gq_lane gq_lane;
 
 typedef struct gq_lane_ops {
     const char *name; /* as --lane and hello name it */
 
-    /* A lane for vectors of `count` elements.  NULL: out of memory. */
-    gq_lane *(*open) (uint64_t count);
-
     /* The buffer f32[count] of the next frame; the same one until send took it.  NULL: memory. */
     float *(*reserve) (gq_lane *lane);
 
-    /* Complete *frame (payload_bytes, lane), send it and the reserved buffer on `socket` without
-     * waiting.  GQ_OK: sent, and *sent (may be NULL), not initialised before, is the message, to
-     * send again or to close; it shares the bytes with the one on its way.  GQ_AGAIN: nothing
-     * changed.  GQ_INVALID: nothing reserved. */
+    /* Complete *frame (payload_bytes, lane, slot), send it and the reserved buffer on `socket`
+     * without waiting.  GQ_OK: sent, and *sent, not initialised before, is the message, to send
+     * again until the gradient is settled; it shares the bytes with the one on its way.  GQ_AGAIN:
+     * nothing changed.  GQ_INVALID: nothing reserved. */
     gq_status (*send) (gq_lane *lane, void *socket, gq_frame *frame, zmq_msg_t *sent);
+
+    /* The gradient in *sent, which stays the caller's, is settled: its buffer is free again. */
+    void (*settled) (gq_lane *lane, zmq_msg_t *sent);
+
+    /* Make *sent a message of lane inline, with the same number and bytes: this lane ends.
+     * GQ_OK, GQ_MEMORY. */
+    gq_status (*to_inline) (gq_lane *lane, zmq_msg_t *sent);
 
     void (*close) (gq_lane **lane_p);
 } gq_lane_ops;
@@ -35,8 +40,21 @@ typedef struct gq_lane_ops {
 struct gq_lane {
     const gq_lane_ops *ops;
     uint64_t count;
+    gq_lane *next; /* for who keeps several */
 };
 
-extern const gq_lane_ops gq_lane_inline;
+/* A lane for vectors of `count` elements.  GQ_OK, GQ_MEMORY. */
+GQ_CHECK gq_status gq_lane_inline_open (gq_lane **lane_p, uint64_t count);
+
+/*
+ * The lane of the file at `path`, locked for the life of this process; *words is its beginning, for
+ * as long as the lane is open.  GQ_OK; GQ_NOTFOUND, GQ_IO, GQ_MALFORMED, GQ_REFUSED (another
+ * process has it), GQ_MEMORY with *error.
+ */
+GQ_CHECK gq_status gq_lane_shm_open (gq_lane **lane_p, gq_lane_words **words, const char *path,
+                                     gq_lane_identity *identity, gq_error *error);
+
+/* Has the optimizer removed the file?  Then it does not know this life, or takes it for over. */
+bool gq_lane_shm_removed (const gq_lane *lane);
 
 #endif

@@ -13,16 +13,6 @@ typedef struct inline_lane {
     int reserved;
 } inline_lane;
 
-static gq_lane *
-inline_open (uint64_t count)
-{
-    inline_lane *lane = calloc (1, sizeof *lane);
-    if (lane == NULL)
-        return NULL;
-    lane->base = (gq_lane){.ops = &gq_lane_inline, .count = count};
-    return &lane->base;
-}
-
 static uint8_t *
 header_of (inline_lane *lane)
 {
@@ -52,6 +42,7 @@ inline_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
         return GQ_INVALID;
     frame->lane = GQ_LANE_INLINE;
     frame->payload_bytes = base->count * sizeof (float);
+    frame->slot = 0;
     gq_frame_encode (frame, header_of (lane) + GQ_FRAME_HEADER_BYTES, header_of (lane));
     zmq_msg_t copy;
     zmq_msg_init (&copy);
@@ -61,11 +52,24 @@ inline_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
         return GQ_AGAIN;
     }
     lane->reserved = 0;
-    if (sent != NULL) {
-        zmq_msg_init (sent);
-        zmq_msg_move (sent, &copy);
-    }
+    zmq_msg_init (sent);
+    zmq_msg_move (sent, &copy);
     zmq_msg_close (&copy);
+    return GQ_OK;
+}
+
+static void
+inline_settled (gq_lane *lane, zmq_msg_t *sent)
+{
+    (void)lane; /* the message is the buffer */
+    (void)sent;
+}
+
+static gq_status
+inline_to_inline (gq_lane *lane, zmq_msg_t *sent)
+{
+    (void)lane;
+    (void)sent;
     return GQ_OK;
 }
 
@@ -81,8 +85,20 @@ inline_close (gq_lane **lane_p)
     *lane_p = NULL;
 }
 
-const gq_lane_ops gq_lane_inline = {.name = "inline",
-                                    .open = inline_open,
-                                    .reserve = inline_reserve,
-                                    .send = inline_send,
-                                    .close = inline_close};
+static const gq_lane_ops inline_ops = {.name = "inline",
+                                       .reserve = inline_reserve,
+                                       .send = inline_send,
+                                       .settled = inline_settled,
+                                       .to_inline = inline_to_inline,
+                                       .close = inline_close};
+
+gq_status
+gq_lane_inline_open (gq_lane **lane_p, uint64_t count)
+{
+    inline_lane *lane = calloc (1, sizeof *lane);
+    *lane_p = (gq_lane *)lane;
+    if (lane == NULL)
+        return GQ_MEMORY;
+    lane->base = (gq_lane){.ops = &inline_ops, .count = count};
+    return GQ_OK;
+}

@@ -54,12 +54,13 @@ const gq_option_row gq_option_table[] = {
     CHOICE ("journal", OPTIMIZER, "recycle", "recycle|keep|off", "journal of every decision: delete segments that checkpoints cover, keep them all, or write none (a crash then goes back to the last checkpoint)"),
     CHOICE ("fsync", OPTIMIZER, "never", "never|interval|always", "what the journal survives: the death of every process; also a loss of power but for the last moments; or that without exception"),
     NUMBER ("fsync-interval-ms", OPTIMIZER, "100", 1, 60000, "ms", "time between two syncs of the journal with --fsync interval"),
+    CHOICE ("lane", OPTIMIZER, "inline", "inline|auto", "auto: offer memory shared with this process to actors of this host, and sockets to all others"),
     COUNT ("checkpoints-kept", OPTIMIZER, "2", 1, 1000, "files", "older checkpoints are deleted"),
 
     /* actor: service */
     COUNT ("actor", ACTOR, "inf", 0, NO_BOUND, "ID", "identity in the run, below 4096; inf: be given a free one"),
     COUNT ("window", ACTOR, "2", 1, GQ_WINDOW_MAX, "gradients", "gradients an actor may have unacknowledged"),
-    CHOICE ("lane", ACTOR, "auto", "auto|inline", "how gradients travel"),
+    CHOICE ("lane", ACTOR, "auto", "auto|inline|shm", "how gradients and weights travel: inline, through sockets; shm, through memory shared with the optimizer, on its host and where it offers it; auto, shm where it can be had"),
     COUNT ("timeout-ms", ACTOR, "30000", 1, 2147483647, "ms", "longest wait for the broker, the optimizer or the queue before the actor gives up"),
 
     /* actor: learning */

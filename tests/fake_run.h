@@ -12,6 +12,7 @@
 
 #include "client_internal.h"
 #include "hex.h"
+#include "optimizer/lanes.h"
 #include "stats.h"
 #include "support.h"
 
@@ -44,6 +45,7 @@ typedef struct fake_run {
     bool wants_initial;     /* wait for first weights and publish those */
     unsigned hellos;        /* seen */
     char nonce[33];         /* of the last one */
+    gq_lanes *lanes;        /* offered by a grant; NULL: none.  The test's */
     uint32_t later;         /* epochs and terms by which a grant is above FAKE_EPOCH, FAKE_TERM */
 } fake_run;
 
@@ -163,6 +165,14 @@ fake_grant (const fake_run *self, const json_t *request)
         "gradients", data[0], "weights", data[1], "acks", data[2]);
     if (self->epoch_text != NULL)
         json_object_set_new (answer, "epoch", json_loads (self->epoch_text, JSON_DECODE_ANY, NULL));
+    if (self->lanes != NULL) {
+        json_int_t window = json_integer_value (json_object_get (request, "window"));
+        const char *slots = gq_lanes_grant (self->lanes, FAKE_ACTOR, FAKE_EPOCH + self->later,
+                                            (uint32_t)window, NULL);
+        json_object_set_new (
+            answer, "shm",
+            json_pack ("{s:s, s:s}", "slots", slots, "board", gq_lanes_board_path (self->lanes)));
+    }
     return answer;
 }
 
@@ -192,9 +202,11 @@ static inline void
 fake_publish_first (fake_run *self)
 {
     zmq_msg_t topic;
-    if (!fake_receive (self->weights, &topic, FAKE_WAIT_MS))
-        return; /* a client that refuses the grant does not subscribe */
-    zmq_msg_close (&topic);
+    if (self->lanes == NULL) {
+        if (!fake_receive (self->weights, &topic, FAKE_WAIT_MS))
+            return; /* a client that refuses the grant does not subscribe */
+        zmq_msg_close (&topic);
+    }
     if (self->wants_initial) {
         float values[FAKE_COUNT];
         gq_frame frame = fake_gradient (self, values);
@@ -202,7 +214,7 @@ fake_publish_first (fake_run *self)
         frame = fake_frame (self, GQ_KIND_WEIGHTS);
         frame.version = 0;
         fake_send (self->weights, &frame, values);
-    } else if (!self->no_weights) {
+    } else if (!self->no_weights && self->lanes == NULL) {
         fake_weights (self, FAKE_TERM, FAKE_VERSION, 1);
     }
     cr_assert (fake_receive (self->acks, &topic, FAKE_WAIT_MS), "no subscription to acks");

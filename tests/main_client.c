@@ -18,10 +18,22 @@
 
 #include "gradq/gradq.h"
 
-enum { ACTOR, ELEMENTS, COUNT, SEED, WINDOW, TIMEOUT_MS, RESEND_MS, PATIENCE, PAUSE, KEY_COUNT };
+enum {
+    ACTOR,
+    ELEMENTS,
+    COUNT,
+    SEED,
+    WINDOW,
+    TIMEOUT_MS,
+    RESEND_MS,
+    PATIENCE,
+    PAUSE,
+    LANE,
+    KEY_COUNT
+};
 
 /* Defaults.  patience: how often in a row a call may time out before that counts as a failure.
- * pause: 1 waits for SIGUSR1 between opening and the first push. */
+ * pause: 1 waits for SIGUSR1 between opening and the first push.  lane: see `lanes`. */
 static const struct {
     const char *name;
     uint64_t value;
@@ -33,7 +45,10 @@ static const struct {
                      [TIMEOUT_MS] = {"timeout_ms", 30000},
                      [RESEND_MS] = {"resend_ms", 1000},
                      [PATIENCE] = {"patience", 0},
-                     [PAUSE] = {"pause", 0}};
+                     [PAUSE] = {"pause", 0},
+                     [LANE] = {"lane", 0}};
+
+static const char *const lanes[] = {"auto", "inline", "shm"};
 
 typedef struct witness {
     uint64_t looks;    /* times that weights were taken */
@@ -160,14 +175,18 @@ run (const char *address, const uint64_t *set)
     config.tensor_count = 1;
     config.initial = zeros;
     config.interrupted = stopped;
+    config.lane = lanes[set[LANE] % 3];
     gq_status status = zeros == NULL ? GQ_MEMORY : gq_client_open (&client, &config, &error);
     free (zeros);
     if (status != GQ_OK) {
         fprintf (stderr, "main_client: %s: %s\n", gq_status_name (status), error.text);
         return 1;
     }
-    printf ("{\"event\": \"open\", \"actor\": %" PRIu32 ", \"max_staleness\": %" PRId64 "}\n",
-            gq_client_actor (client), (int64_t)gq_client_max_staleness (client));
+    const char *reason;
+    const char *lane = gq_client_lane (client, &reason);
+    printf ("{\"event\": \"open\", \"actor\": %" PRIu32 ", \"max_staleness\": %" PRId64
+            ", \"lane\": \"%s\", \"reason\": \"%s\"}\n",
+            gq_client_actor (client), (int64_t)gq_client_max_staleness (client), lane, reason);
     fflush (stdout);
     if (set[PAUSE] != 0)
         wait_for_signal ();
@@ -179,11 +198,11 @@ run (const char *address, const uint64_t *set)
             ", \"rolled_back\": %" PRIu64 ", \"dropped\": %" PRIu64
             ", \"refused_reason\": \"%s\", \"looks\": %" PRIu64 ", \"versions\": %" PRIu64
             ", \"torn\": %" PRIu64 ", \"fallen\": %" PRIu64 ", \"term\": %" PRIu32
-            ", \"version\": %" PRIu64 "}\n",
+            ", \"version\": %" PRIu64 ", \"lane\": \"%s\"}\n",
             gq_status_name (status), counts.pushed, counts.acknowledged, counts.refused,
             counts.resent, counts.rolled_back, counts.dropped,
             gq_status_name (counts.refused_reason), seen.looks, seen.versions, seen.torn,
-            seen.fallen, seen.term, seen.version);
+            seen.fallen, seen.term, seen.version, gq_client_lane (client, NULL));
     fflush (stdout);
     gq_client_close (&client);
     return status == GQ_OK || status == GQ_CLOSED ? 0 : 1;

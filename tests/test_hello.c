@@ -13,6 +13,7 @@ TestSuite (hello, .timeout = 60);
 
 #define NONCE_A "000102030405060708090a0b0c0d0e0f"
 #define NONCE_B "f00102030405060708090a0b0c0d0e0f"
+#define NONCE_C "e00102030405060708090a0b0c0d0e0f"
 #define LAYOUT  "[{\"name\": \"w\", \"shape\": [2, 3]}, {\"name\": \"b\", \"shape\": []}]"
 
 static gq_core core;
@@ -63,6 +64,20 @@ hello (const char *nonce, const char *more)
         "{\"op\": \"hello\", \"protocol\": 1, \"role\": \"actor\", \"lanes\": [\"inline\"], "
         "\"from\": \"aabb\", \"nonce\": \"%s\"%s}",
         nonce, more);
+}
+
+/* Of a process that hears the answer, for an id that has a life already. */
+static json_t *
+hello_alive (const char *nonce, unsigned actor)
+{
+    char more[80];
+    snprintf (more, sizeof more, ", \"actor\": %u", actor);
+    json_t *answer = hello (nonce, more);
+    const char *word = json_string_value (json_object_get (answer, "challenge"));
+    cr_assert_not_null (word);
+    snprintf (more, sizeof more, ", \"actor\": %u, \"challenge\": \"%s\"", actor, word);
+    json_decref (answer);
+    return hello (nonce, more);
 }
 
 static json_int_t
@@ -178,12 +193,42 @@ Test (hello, an_id_asked_for_is_granted_and_a_new_life_of_it_gets_a_new_epoch)
 {
     begin ();
     json_t *first = hello (NONCE_A, ", \"actor\": 4095, \"initial\": true, \"layout\": " LAYOUT);
-    json_t *second = hello (NONCE_B, ", \"actor\": 4095");
+    json_t *second = hello_alive (NONCE_B, 4095);
     cr_assert_eq (number (first, "actor"), 4095);
     cr_assert_eq (number (second, "actor"), 4095);
     cr_assert (number (second, "epoch") > number (first, "epoch"));
     json_decref (first);
     json_decref (second);
+    end ();
+}
+
+/* What a dead process left in a cut network comes after its successor's hello, without the word that
+ * it never heard, or with one for a life that is no longer the one to end. */
+Test (hello, that_would_end_a_life_is_granted_only_to_who_repeats_its_own_word)
+{
+    char more[80];
+    begin ();
+    json_t *first = hello (NONCE_A, ", \"initial\": true, \"layout\": " LAYOUT);
+    const json_int_t epoch = number (first, "epoch");
+    json_t *challenged = hello (NONCE_B, ", \"actor\": 0");
+    const char *word = json_string_value (json_object_get (challenged, "challenge"));
+    cr_assert_not_null (word);
+    snprintf (more, sizeof more, ", \"actor\": 0, \"challenge\": \"%s\"", word);
+    expect_refused (hello (NONCE_B, ", \"actor\": 0, \"challenge\": \"0\""), "again", true,
+                    "challenge");
+    expect_refused (hello (NONCE_C, more), "again", true, "challenge"); /* another's */
+    cr_assert_eq (core.ledger.actors[0].epoch, epoch, "the first life goes on");
+    /* A third process is quicker; then the word is worth nothing. */
+    json_t *quicker = hello_alive (NONCE_C, 0);
+    cr_assert (number (quicker, "epoch") > epoch);
+    expect_refused (hello (NONCE_B, more), "again", true, "challenge");
+    /* The living one's repetition needs none. */
+    json_t *again = hello (NONCE_C, ", \"actor\": 0");
+    cr_assert_eq (number (again, "epoch"), number (quicker, "epoch"));
+    json_decref (first);
+    json_decref (challenged);
+    json_decref (quicker);
+    json_decref (again);
     end ();
 }
 

@@ -50,7 +50,9 @@ typedef struct gq_client_config {
     uint32_t window;     /* gradients on the way at most, 1 .. GQ_WINDOW_MAX */
     int timeout_ms;      /* longest that any call below waits; -1: for ever */
     int resend_ms; /* a gradient unanswered this long is sent again; then after twice that, ... */
-    const char *lane; /* "auto" or "inline" */
+    /* How gradients and weights travel.  "inline": through sockets.  "shm": through memory shared
+     * with an optimizer on this host, or not at all.  "auto": shm where it can be had. */
+    const char *lane;
     /* The model.  NULL: take the layout that the run has.  Given: must equal the run's, or becomes
      * the run's, with `initial` (f32[sum of sizes], borrowed during open) as version 0. */
     const gq_tensor_shape *tensors;
@@ -101,6 +103,10 @@ const gq_tensor_shape *gq_client_layout (const gq_client *client, size_t *tensor
 
 uint32_t gq_client_actor (const gq_client *client);
 
+/* The lane in use, "inline" or "shm"; a later optimizer may end the latter.  *reason (may be NULL):
+ * why it is inline, "" when it is not. */
+const char *gq_client_lane (const gq_client *client, const char **reason);
+
 /* The run's --max-staleness, UINT64_MAX for none: 0 asks actors to wait for each step. */
 uint64_t gq_client_max_staleness (const gq_client *client);
 
@@ -122,7 +128,7 @@ float *gq_client_reserve (gq_client *client);
  * GQ_OK: sent, with *sequence (may be NULL) to wait for.  GQ_TIMEOUT, GQ_CLOSED: not sent, the
  * buffer is still reserved.  GQ_RUN: another run has taken this address over; open a new client.
  * GQ_FENCED: another process has said hello with this actor's id; this one must end.
- * GQ_INVALID: nothing reserved, or samples is 0.
+ * GQ_INVALID: nothing reserved, or samples is 0.  GQ_MEMORY: not sent, still reserved.
  */
 GQ_CHECK gq_status gq_client_commit (gq_client *client, uint32_t samples, uint64_t *sequence);
 

@@ -36,8 +36,8 @@ typedef enum gq_encoding {
 } gq_encoding;
 
 typedef enum gq_lane_kind {
-    GQ_LANE_INLINE = 0 /* the payload follows the header */
-    /* 1 is kept for shm: the payload lies in a shared-memory slot and the header names it */
+    GQ_LANE_INLINE = 0, /* the payload follows the header */
+    GQ_LANE_SHM = 1     /* the payload lies in a slot of the actor's lane file: the header is all */
 } gq_lane_kind;
 
 /* A header in host form; offsets on the wire stand in src/frame.c and docs/PROTOCOL.md. */
@@ -53,10 +53,11 @@ typedef struct gq_frame {
     uint64_t sequence;      /* gradients: 1, 2, 3, ... within (actor, epoch) */
     uint64_t version;       /* weights: this version; gradients: the version they come from */
     uint64_t count;         /* elements in the payload, 0 for acks */
+    uint32_t slot;          /* lane shm: where the payload lies; 0 otherwise */
     uint32_t samples;       /* environment steps or examples behind the gradient, >= 1 */
     uint64_t sent_ns;       /* sender's wall clock, for people only; nothing is decided by it */
     uint64_t applied;       /* weights, acks: gradients applied up to this version */
-    uint64_t payload_bytes; /* what follows the header */
+    uint64_t payload_bytes; /* what follows the header, or lies in the slot */
 } gq_frame;
 
 /* Payload of an acknowledgement, 40 bytes. */

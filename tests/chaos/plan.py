@@ -65,12 +65,13 @@ def choose(seed: int) -> dict:
             "fsync": chance.choice(("never", "interval", "always")),
             "journal": "recycle" if large else chance.choice(("recycle", "keep")),
             "checkpoint-interval-s": 0.1 if large else 0.3,
-            "publish-interval-ms": 50 if large else chance.choice((0, 0, 20))}
+            "publish-interval-ms": 50 if large else chance.choice((0, 0, 20)),
+            "lane": "inline" if seed // 4 % 2 == 0 else "auto"}  # auto: shared memory
 
 
 def option_words(settings: dict) -> list:
     names = ("aggregate", "aggregate-weights", "max-staleness", "staleness-policy", "fsync",
-             "journal", "checkpoint-interval-s", "publish-interval-ms")
+             "journal", "checkpoint-interval-s", "publish-interval-ms", "lane")
     kept = 1000 if settings["journal"] == "keep" else 2
     return [word for name in names for word in (f"--{name}", settings[name])] + [
         "--checkpoints-kept", kept]

@@ -243,6 +243,8 @@ class Wire:
             answer = self.ask(request, 1)
             while answer is not None and answer.get("nonce") != request["nonce"]:
                 answer = self.answer(1)
+            if answer is not None and "challenge" in answer:
+                request["challenge"] = answer["challenge"]
             assert answer is not None and answer["ok"], answer
             return answer
         self.grant = wait_for(granted, 20, "a hello to be granted")

@@ -168,13 +168,16 @@ class Actor:
             if now >= due:
                 due = now + (AGAIN_S if self.ask(self.request) else RETRY_S)
             if self.control.poll(int(1000 * max(0.0, due - now)) + 1) and self.read_control():
-                due = time.monotonic() + RETRY_S
+                due = self.hello_due if self.challenged else time.monotonic() + RETRY_S
 
     def read_control(self) -> bool:
         """Take one answer.  True: a hello was refused for now."""
         answer = json.loads(self.control.recv())
         if answer.get("nonce", self.request["nonce"]) != self.request["nonce"]:
             return False  # to a hello that was given up
+        self.challenged = "challenge" in answer
+        if self.challenged:  # who is alive repeats it, at once
+            self.request["challenge"], self.hello_due = answer["challenge"], 0.0
         if answer["ok"]:
             self.asking = False
             grant = (bytes.fromhex(answer["run"]), answer["epoch"])

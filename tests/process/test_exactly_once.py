@@ -65,10 +65,14 @@ def replay(one: Chaos, *words) -> subprocess.CompletedProcess:
                           capture_output=True, text=True, timeout=60 * SLOW, check=False)
 
 
+LANES = pytest.mark.parametrize("lane", ["inline", "auto"])  # auto: shared memory
+
+
+@LANES
 @pytest.mark.parametrize("fsync", ["never", "always"])
 @pytest.mark.parametrize("mode", ["ipc", "tcp"])
-def test_random_kills_lose_double_and_tear_nothing(chaos, mode, fsync):
-    one = chaos(mode, fsync=fsync)
+def test_random_kills_lose_double_and_tear_nothing(chaos, mode, fsync, lane):
+    one = chaos(mode, fsync=fsync, lane=lane)
     one.rage()
     examined(one)
     assert one.counts["kill optimizer"] > 0 and one.counts["kill broker"] > 0, one.counts
@@ -97,8 +101,9 @@ def test_kills_while_the_journal_is_recycled_lose_nothing(chaos):
     assert examined(one)["recycled"] > 0
 
 
-def test_a_network_that_drops_doubles_swaps_and_resets_loses_and_doubles_nothing(chaos):
-    one = chaos("relay", fsync="never")
+@LANES
+def test_a_network_that_drops_doubles_swaps_and_resets_loses_and_doubles_nothing(chaos, lane):
+    one = chaos("relay", fsync="never", lane=lane)
     one.weights = {"client": 1}
     one.rage()
     examined(one)
@@ -108,9 +113,10 @@ def test_a_network_that_drops_doubles_swaps_and_resets_loses_and_doubles_nothing
     assert not one.wrong and all(one.counts["relay " + each] > 0 for each in wanted), one.counts
 
 
+@LANES
 @pytest.mark.parametrize("point", list(CRASHES))
-def test_death_at_a_named_point_loses_and_doubles_nothing(chaos, point):
-    one = chaos(fsync="never")
+def test_death_at_a_named_point_loses_and_doubles_nothing(chaos, point, lane):
+    one = chaos(fsync="never", lane=lane)
     for _ in range(20):
         one.crash(point)
         if one.counts["crash " + point] > 0:

@@ -1,0 +1,291 @@
+/*
+ * Lanes: the table of mapped files.
+ */
+#include "lanes.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lane_file.h"
+
+typedef struct lane {
+    gq_shm shm;
+    uint32_t actor, epoch;
+    uint32_t slot_count;
+} lane;
+
+struct gq_lanes {
+    gq_lanes_config config;
+    char directory[PATH_MAX];
+    char board_path[PATH_MAX];
+    gq_board *board;
+    lane **lanes; /* those in use, in no order: current lives, and earlier ones not yet over */
+    size_t count, room;
+    lane *current[GQ_ACTORS_MAX]; /* of the actor's newest epoch; NULL: none */
+};
+
+static gq_lane_words *
+words_of (const lane *which)
+{
+    return gq_lane_file_words (&which->shm);
+}
+
+/* Take a mapped file into the table; takes *which. */
+static gq_status
+add (gq_lanes *self, lane **which)
+{
+    if (self->count == self->room) {
+        size_t room = self->room == 0 ? 16 : 2 * self->room;
+        lane **grown = realloc (self->lanes, room * sizeof (lane *));
+        if (grown == NULL)
+            return GQ_MEMORY;
+        self->lanes = grown;
+        self->room = room;
+    }
+    self->lanes[self->count++] = *which;
+    lane **current = &self->current[(*which)->actor];
+    if (*current == NULL || (*current)->epoch < (*which)->epoch)
+        *current = *which;
+    *which = NULL;
+    return GQ_OK;
+}
+
+/* Unmap and remove file i of the table. */
+static void
+drop (gq_lanes *self, size_t index)
+{
+    lane *which = self->lanes[index];
+    unlink (which->shm.path);
+    gq_shm_close (&which->shm);
+    if (self->current[which->actor] == which)
+        self->current[which->actor] = NULL;
+    free (which);
+    self->lanes[index] = self->lanes[--self->count];
+}
+
+static gq_lane_identity
+identity_of (const gq_lanes *self, uint32_t actor, uint32_t epoch)
+{
+    gq_lane_identity identity = {.actor = actor, .epoch = epoch, .count = self->config.count};
+    memcpy (identity.run, self->config.run, GQ_RUN_ID_BYTES);
+    return identity;
+}
+
+/* Is its actor's process gone, as far as one can tell? */
+static bool
+over (const lane *which)
+{
+    return atomic_load (&words_of (which)->attached) != 0 && !gq_shm_locked (&which->shm);
+}
+
+/* The file of an actor that may have outlived the optimizer before us. */
+static void
+take_up (gq_lanes *self, const gq_ledger *ledger, uint32_t actor, uint32_t epoch, const char *path)
+{
+    gq_lane_identity identity = identity_of (self, actor, epoch);
+    lane *which = calloc (1, sizeof *which);
+    gq_status status =
+        which == NULL ? GQ_MEMORY : gq_lane_file_open (&which->shm, path, &identity, NULL);
+    if (status == GQ_OK) {
+        which->actor = actor;
+        which->epoch = epoch;
+        which->slot_count = identity.slot_count;
+        /* Never attached: its actor was told of it, perhaps, and may still come. */
+        if (over (which) || !ledger->actors[actor].known || add (self, &which) != GQ_OK)
+            gq_shm_close (&which->shm);
+    }
+    if (which == NULL)
+        return;
+    free (which);
+    unlink (path);
+}
+
+static void
+scan (gq_lanes *self, const gq_ledger *ledger)
+{
+    DIR *directory = opendir (self->directory);
+    for (struct dirent *entry; directory != NULL && (entry = readdir (directory)) != NULL;) {
+        uint32_t actor;
+        uint32_t epoch;
+        char path[PATH_MAX];
+        if (gq_lane_file_parse (entry->d_name, &actor, &epoch) &&
+            gq_lane_file_path (path, self->directory, actor, epoch))
+            take_up (self, ledger, actor, epoch, path);
+    }
+    if (directory != NULL)
+        closedir (directory);
+}
+
+/* This life serves the file from now on. */
+static void
+serve (const gq_lanes *self, const lane *which)
+{
+    gq_lane_words *words = words_of (which);
+    atomic_store (&words->term, self->config.term);
+    atomic_store (&words->fenced, self->current[which->actor] != which);
+    gq_lane_ring (words);
+}
+
+gq_status
+gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config, const gq_ledger *ledger,
+               gq_error *error)
+{
+    *lanes_p = NULL;
+    gq_lanes *self = calloc (1, sizeof *self);
+    if (self == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    self->config = *config;
+    snprintf (self->directory, sizeof self->directory, "%s", config->directory);
+    int size = snprintf (self->board_path, sizeof self->board_path, "%s/board", config->directory);
+    gq_status status = GQ_OK;
+    if (size >= PATH_MAX)
+        status = gq_fail (error, GQ_IO, "the name of %.900s is too long", config->directory);
+    else if (mkdir (self->directory, 0700) != 0 && errno != EEXIST)
+        status =
+            gq_fail (error, GQ_IO, "cannot create %.900s: %s", self->directory, strerror (errno));
+    gq_board_config board = {
+        .term = config->term, .digest = config->digest, .count = config->count};
+    memcpy (board.run, config->run, GQ_RUN_ID_BYTES);
+    if (status == GQ_OK)
+        status = gq_board_create (&self->board, self->board_path, &board, error);
+    if (status != GQ_OK) {
+        free (self);
+        return status;
+    }
+    scan (self, ledger);
+    for (size_t i = 0; i < self->count; i++)
+        serve (self, self->lanes[i]);
+    *lanes_p = self;
+    return GQ_OK;
+}
+
+void
+gq_lanes_close (gq_lanes **lanes_p)
+{
+    gq_lanes *self = *lanes_p;
+    if (self == NULL)
+        return;
+    for (size_t i = self->count; i-- > 0;) {
+        lane *which = self->lanes[i];
+        /* Actors that go on keep their files for the next optimizer. */
+        if (over (which) || atomic_load (&words_of (which)->attached) == 0) {
+            drop (self, i);
+        } else {
+            gq_shm_close (&which->shm);
+            free (which);
+        }
+    }
+    unlink (self->board_path);
+    rmdir (self->directory); /* only when nobody goes on */
+    gq_board_close (&self->board);
+    free (self->lanes);
+    free (self);
+    *lanes_p = NULL;
+}
+
+gq_board *
+gq_lanes_board (gq_lanes *self)
+{
+    return self->board;
+}
+
+const char *
+gq_lanes_board_path (const gq_lanes *self)
+{
+    return self->board_path;
+}
+
+const char *
+gq_lanes_grant (gq_lanes *self, uint32_t actor, uint32_t epoch, uint32_t window, gq_error *error)
+{
+    lane *earlier = self->current[actor];
+    if (earlier != NULL && earlier->epoch == epoch)
+        return earlier->shm.path;
+    gq_lane_identity identity = identity_of (self, actor, epoch);
+    identity.slot_count = window + 1;
+    char path[PATH_MAX];
+    lane *which = calloc (1, sizeof *which);
+    gq_status status = GQ_OK;
+    if (which == NULL || !gq_lane_file_path (path, self->directory, actor, epoch))
+        status = gq_fail (error, GQ_MEMORY, "out of memory");
+    if (status == GQ_OK)
+        status = gq_lane_file_create (&which->shm, path, &identity, error);
+    if (status == GQ_OK) {
+        which->actor = actor;
+        which->epoch = epoch;
+        which->slot_count = identity.slot_count;
+        status = add (self, &which);
+    }
+    if (earlier != NULL && self->current[actor] == earlier)
+        self->current[actor] =
+            NULL; /* no file for the new life: the old one is over all the same */
+    if (earlier != NULL)
+        serve (self, earlier);
+    if (status != GQ_OK) {
+        if (which != NULL && which->shm.bytes != NULL)
+            unlink (path);
+        if (which != NULL)
+            gq_shm_close (&which->shm);
+        free (which);
+        return NULL;
+    }
+    serve (self, self->current[actor]);
+    return self->current[actor]->shm.path;
+}
+
+const float *
+gq_lanes_vector (const gq_lanes *self, const gq_frame *frame)
+{
+    const lane *which = self->current[frame->actor];
+    if (which == NULL || which->epoch != frame->epoch || frame->slot >= which->slot_count ||
+        atomic_load (&words_of (which)->holds[frame->slot]) != frame->sequence)
+        return NULL;
+    return gq_lane_file_slot (&which->shm, self->config.count, frame->slot);
+}
+
+bool
+gq_lanes_ack (gq_lanes *self, uint32_t actor, uint32_t epoch, const gq_ack *ack, uint64_t version)
+{
+    const lane *which = self->current[actor];
+    if (which == NULL || which->epoch != epoch || atomic_load (&words_of (which)->attached) == 0)
+        return false;
+    const gq_lane_ack full = {.ack = *ack, .version = version, .term = self->config.term};
+    gq_lane_ack_write (words_of (which), &full);
+    atomic_fetch_add (&words_of (which)->beat, 1);
+    gq_lane_ring (words_of (which));
+    return true;
+}
+
+uint32_t
+gq_lanes_leased (const gq_lanes *self)
+{
+    uint32_t leased = 0;
+    for (size_t i = 0; i < self->count; i++) {
+        unsigned lease = atomic_load (&words_of (self->lanes[i])->lease);
+        if (lease >= 1 && lease <= GQ_BOARD_BLOCKS)
+            leased |= 1u << (lease - 1);
+    }
+    return leased;
+}
+
+void
+gq_lanes_ring_all (gq_lanes *self)
+{
+    for (size_t i = 0; i < self->count; i++)
+        gq_lane_ring (words_of (self->lanes[i]));
+}
+
+void
+gq_lanes_tend (gq_lanes *self)
+{
+    for (size_t i = self->count; i-- > 0;) {
+        atomic_fetch_add (&words_of (self->lanes[i])->beat, 1);
+        if (over (self->lanes[i]))
+            drop (self, i);
+    }
+}

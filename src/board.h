@@ -1,0 +1,66 @@
+/*
+ * Board: whole versions of the weights, shown by the optimizer to the actors of its host in one
+ * shared file.  Step 7 of a gradient's path on lane shm.
+ *
+ * A version is shown in a block.  A reader leases the block by writing its index into a word that
+ * the optimizer reads, and then looks again whether it is still shown; the optimizer writes only
+ * blocks that are neither shown nor leased.  All four accesses are sequentially consistent, so one
+ * of the two always sees the other (Dekker): what is leased is whole and stays so.
+ */
+#ifndef GQ_BOARD_H
+#define GQ_BOARD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gradq/protocol.h"
+
+/* One shown, one being written, and six versions that readers still use.  When readers hold more,
+ * the optimizer shows no newer one until a block comes back; steps go on. */
+#define GQ_BOARD_BLOCKS 8
+#define GQ_BOARD_NONE   UINT32_MAX
+
+/* What a lease word holds: 0 for none, else the block's index + 1. */
+#define GQ_LEASE_NONE 0u
+
+typedef struct gq_board gq_board;
+
+typedef struct gq_board_config {
+    uint8_t run[GQ_RUN_ID_BYTES];
+    uint32_t term;
+    uint64_t digest;
+    uint64_t count; /* elements */
+} gq_board_config;
+
+/*
+ * The optimizer's side: a new file in the place of an older one, whose readers keep theirs.  Blocks
+ * are zero and none is shown.  GQ_OK; GQ_FULL, GQ_IO, GQ_MEMORY with *error.
+ */
+GQ_CHECK gq_status gq_board_create (gq_board **board_p, const char *path,
+                                    const gq_board_config *config, gq_error *error);
+
+/* Block i: room for a frame's header, then f32[count], 64-byte aligned. */
+uint8_t *gq_board_block (const gq_board *board, uint32_t index);
+/* Show block i as `version`; it is whole. */
+void gq_board_show (gq_board *board, uint32_t index, uint64_t version);
+uint32_t gq_board_shown (const gq_board *board); /* GQ_BOARD_NONE: none */
+
+/*
+ * An actor's side.  GQ_OK; GQ_NOTFOUND, GQ_IO, GQ_MALFORMED (no board, or of another run, layout or
+ * term than *config says), GQ_MEMORY with *error.
+ */
+GQ_CHECK gq_status gq_board_open (gq_board **board_p, const char *path,
+                                  const gq_board_config *config, gq_error *error);
+
+/* The version that is shown now, without leasing it; false: none is. */
+bool gq_board_peek (const gq_board *board, uint64_t *version);
+
+/* Lease the block that is shown, in the place of what *lease held: f32[count] and its version.
+ * NULL: none is shown, and *lease is as it was. */
+const float *gq_board_lease (const gq_board *board, atomic_uint *lease, uint64_t *version);
+
+/* Either side.  The file stays; leases are words of their owner's. */
+void gq_board_close (gq_board **board_p);
+
+#endif

@@ -1,0 +1,180 @@
+/*
+ * The client on lane shm: what it learns from its lane file and from the board instead of from
+ * sockets, and how it goes back to lane inline.  Steps 1 and 7 of a gradient's path.
+ *
+ * Nothing that the caller may hold is unmapped under him: a vector that he builds stays where it is
+ * until he reserves the next one, weights until there are newer ones.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client_internal.h"
+#include "control.h"
+#include "frame.h"
+#include "stats.h"
+
+/* What is sent from now on goes by *lane.  The caller may still be building a vector in the one
+ * before. */
+static void
+change_lane (gq_client *client, gq_lane **lane)
+{
+    gq_lane *before = client->lane;
+    if (before != NULL) {
+        before->next = client->parked;
+        client->parked = before;
+    }
+    client->lane = *lane;
+    *lane = NULL;
+}
+
+gq_status
+gq_client_bring_along (gq_client *client)
+{
+    gq_lane *from = client->building;
+    if (from == NULL || from == client->lane)
+        return GQ_OK;
+    float *copy = client->lane->ops->reserve (client->lane);
+    if (copy == NULL)
+        return GQ_MEMORY;
+    memcpy (copy, from->ops->reserve (from), (size_t)from->count * sizeof *copy);
+    return GQ_OK;
+}
+
+void
+gq_client_close_parked (gq_client *client)
+{
+    while (client->parked != NULL) {
+        gq_lane *lane = client->parked;
+        client->parked = lane->next;
+        lane->ops->close (&lane);
+    }
+}
+
+/* The lane file and board that an answer to hello names. */
+static gq_status
+open_shm (gq_client *client, const json_t *offer, gq_lane **lane, gq_error *error)
+{
+    const char *slots = json_string_value (json_object_get (offer, "slots"));
+    const char *board = json_string_value (json_object_get (offer, "board"));
+    if (slots == NULL || board == NULL || strlen (board) >= sizeof client->board_path)
+        return gq_fail (error, GQ_NOTFOUND,
+                        "the optimizer offers no shared memory: it runs on another host, or with "
+                        "--lane inline, or has no room for it");
+    gq_lane_identity identity = {
+        .actor = client->actor, .epoch = client->epoch, .count = client->layout.element_count};
+    memcpy (identity.run, client->run, GQ_RUN_ID_BYTES);
+    gq_lane_words *words;
+    gq_status status = gq_lane_shm_open (lane, &words, slots, &identity, error);
+    if (status != GQ_OK)
+        return status;
+    if (identity.slot_count <= client->window.size) {
+        (*lane)->ops->close (lane);
+        return gq_fail (error, GQ_MALFORMED, "%.900s has too few slots", slots);
+    }
+    client->words = words;
+    client->bell = client->beat = 0;
+    memcpy (client->board_path, board, strlen (board) + 1);
+    return GQ_OK;
+}
+
+gq_status
+gq_client_open_lane (gq_client *client, const json_t *offer, gq_error *error)
+{
+    gq_lane *lane = NULL;
+    const char *wanted = client->config.lane;
+    client->words = NULL;
+    client->lane_reason = (gq_error){"lane inline was asked for"};
+    if (wanted == NULL || strcmp (wanted, "inline") != 0) {
+        gq_status status = open_shm (client, offer, &lane, &client->lane_reason);
+        if (status != GQ_OK && wanted != NULL && strcmp (wanted, "shm") == 0)
+            return gq_fail (error, GQ_REFUSED, "lane shm: %.900s", client->lane_reason.text);
+    }
+    gq_status status =
+        lane != NULL ? GQ_OK : gq_lane_inline_open (&lane, client->layout.element_count);
+    if (status != GQ_OK)
+        return gq_fail (error, status, "%s", gq_status_text (status));
+    change_lane (client, &lane);
+    return GQ_OK;
+}
+
+/* Failing changes nothing: it is tried again. */
+void
+gq_client_leave_shm (gq_client *client, const char *reason)
+{
+    gq_lane *lane;
+    if (gq_lane_inline_open (&lane, client->layout.element_count) != GQ_OK)
+        return;
+    for (uint32_t i = 0; i < client->window.size; i++)
+        if (client->window.slots[i].sequence != 0 &&
+            client->lane->ops->to_inline (client->lane, &client->sent[i]) != GQ_OK) {
+            lane->ops->close (&lane);
+            return;
+        }
+    change_lane (client, &lane);
+    client->words = NULL;
+    gq_fail (&client->lane_reason, GQ_OK, "%s", reason);
+    gq_client_subscribe (client);
+}
+
+/* The board of the optimizer that serves us now.  The one that our weights lie in stays until newer
+ * ones are taken. */
+static void
+look_for_board (gq_client *client, uint32_t term)
+{
+    gq_board_config config = {
+        .term = term, .digest = client->layout.digest, .count = client->layout.element_count};
+    memcpy (config.run, client->run, GQ_RUN_ID_BYTES);
+    gq_board *board;
+    if (gq_board_open (&board, client->board_path, &config, NULL) != GQ_OK)
+        return; /* a still later one has its place; it will tell */
+    if (client->next_board != NULL)
+        gq_board_close (&client->next_board);
+    client->next_board = board;
+    client->board_term = term;
+}
+
+/* Lease what the board shows, if it is newer than what we have. */
+static void
+take_weights (gq_client *client)
+{
+    gq_board *board = client->next_board != NULL ? client->next_board : client->board;
+    uint64_t version;
+    if (board == NULL || !gq_board_peek (board, &version) ||
+        (client->has_weights &&
+         !gq_client_newer (client->board_term, version, client->term, client->version)))
+        return;
+    client->data = gq_board_lease (board, &client->words->lease, &client->version);
+    client->term = client->board_term;
+    client->has_weights = true;
+    if (client->next_board != NULL) {
+        gq_board_close (&client->board);
+        client->board = client->next_board;
+        client->next_board = NULL;
+    }
+}
+
+bool
+gq_client_lane_news (gq_client *client)
+{
+    gq_lane_words *words = client->words;
+    const unsigned bell = atomic_load (&words->bell);
+    const unsigned beat = atomic_load (&words->beat);
+    if (bell == client->bell && beat == client->beat)
+        return false;
+    client->bell = bell;
+    if (beat != client->beat) {
+        client->beat = beat;
+        client->heard_ns = gq_now_ns ();
+        client->weights_heard.heard_ns = client->acks_heard.heard_ns = client->heard_ns;
+    }
+    if (atomic_load (&words->fenced) != 0 && client->higher_epoch <= client->epoch)
+        client->higher_epoch = client->epoch + 1;
+    const unsigned term = atomic_load (&words->term);
+    if (term != client->board_term)
+        look_for_board (client, term);
+    gq_lane_ack ack;
+    if (gq_lane_ack_read (words, &ack) && ack.term != 0)
+        gq_client_take_ack (client, ack.term, ack.version, &ack.ack);
+    take_weights (client);
+    return true;
+}

@@ -1,0 +1,257 @@
+/*
+ * The optimizer's table of lane files: grants, fencing, what outlives whom, and what is removed.
+ */
+#include "support.h"
+
+#include "lane.h"
+#include "optimizer/lanes.h"
+
+TestSuite (lanes, .timeout = 60);
+
+enum { COUNT = 10 };
+
+static char parent[64], directory[PATH_MAX];
+static gq_ledger ledger;
+static gq_lanes *lanes;
+
+static gq_lanes_config
+config (uint32_t term)
+{
+    return (gq_lanes_config){
+        .directory = directory, .run = {6}, .term = term, .digest = 5, .count = COUNT};
+}
+
+static void
+open_lanes (uint32_t term)
+{
+    const gq_lanes_config ours = config (term);
+    gq_error error;
+    cr_assert_eq (gq_lanes_open (&lanes, &ours, &ledger, &error), GQ_OK, "%s", error.text);
+}
+
+static void
+setup (void)
+{
+    support_directory (parent);
+    snprintf (directory, sizeof directory, "%s/lane", parent);
+    ledger.actors[1].known = true;
+    ledger.actor_count = 2;
+    open_lanes (1);
+}
+
+static void
+teardown (void)
+{
+    gq_lanes_close (&lanes);
+    if (access (directory, F_OK) == 0)
+        support_remove (directory);
+    cr_assert_eq (rmdir (parent), 0);
+}
+
+typedef struct peer {
+    gq_lane *lane;
+    gq_lane_words *words;
+} peer;
+
+static peer
+attach (const char *path, uint32_t epoch)
+{
+    peer result;
+    gq_lane_identity identity = {.run = {6}, .actor = 1, .epoch = epoch, .count = COUNT};
+    gq_error error;
+    cr_assert_eq (gq_lane_shm_open (&result.lane, &result.words, path, &identity, &error), GQ_OK,
+                  "%s", error.text);
+    return result;
+}
+
+static peer
+grant_and_attach (uint32_t epoch)
+{
+    gq_error error = {""};
+    const char *path = gq_lanes_grant (lanes, 1, epoch, 2, &error);
+    cr_assert_not_null (path, "%s", error.text);
+    return attach (path, epoch);
+}
+
+static gq_frame
+descriptor (uint32_t epoch, uint32_t slot, uint64_t sequence)
+{
+    gq_frame frame = support_frame (GQ_KIND_GRADIENT, 5, COUNT);
+    frame.lane = GQ_LANE_SHM;
+    frame.actor = 1;
+    frame.epoch = epoch;
+    frame.slot = slot;
+    frame.sequence = sequence;
+    return frame;
+}
+
+static bool
+exists (uint32_t epoch)
+{
+    char path[PATH_MAX];
+    cr_assert (gq_lane_file_path (path, directory, 1, epoch));
+    return access (path, F_OK) == 0;
+}
+
+Test (lanes, the_same_grant_gets_the_same_file, .init = setup, .fini = teardown)
+{
+    gq_error error;
+    char first[PATH_MAX];
+    snprintf (first, sizeof first, "%s", gq_lanes_grant (lanes, 1, 3, 2, &error));
+    cr_assert_str_eq (gq_lanes_grant (lanes, 1, 3, 2, &error), first);
+}
+
+Test (lanes, a_vector_is_found_only_under_its_own_number, .init = setup, .fini = teardown)
+{
+    peer actor = grant_and_attach (3);
+    float *built = actor.lane->ops->reserve (actor.lane);
+    built[COUNT - 1] = 4;
+    atomic_store (&actor.words->holds[0], 7);
+    gq_frame frame = descriptor (3, 0, 7);
+    const float *found = gq_lanes_vector (lanes, &frame);
+    cr_assert_not_null (found);
+    cr_assert_eq (found[COUNT - 1], 4);
+    const gq_frame wrong[] = {descriptor (3, 0, 8), descriptor (2, 0, 7),
+                              descriptor (4, 0, 7), descriptor (3, 1, 7),
+                              descriptor (3, 3, 7), descriptor (3, UINT32_MAX, 7)};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        cr_expect_null (gq_lanes_vector (lanes, &wrong[i]), "%zu", i);
+    gq_frame stranger = frame;
+    stranger.actor = 0;
+    cr_expect_null (gq_lanes_vector (lanes, &stranger));
+    actor.lane->ops->close (&actor.lane);
+}
+
+Test (lanes, acknowledgements_reach_who_reads_them, .init = setup, .fini = teardown)
+{
+    gq_error error;
+    gq_lane_ack read;
+    const gq_ack ack = {.cumulative = 12};
+    const char *path = gq_lanes_grant (lanes, 1, 3, 2, &error);
+    cr_assert (!gq_lanes_ack (lanes, 1, 3, &ack, 50), "nobody has attached");
+    peer actor = attach (path, 3);
+    unsigned bell = atomic_load (&actor.words->bell);
+    unsigned beat = atomic_load (&actor.words->beat);
+    cr_assert (gq_lanes_ack (lanes, 1, 3, &ack, 50));
+    cr_assert (!gq_lanes_ack (lanes, 1, 2, &ack, 50), "of another epoch");
+    cr_assert (!gq_lanes_ack (lanes, 0, 3, &ack, 50), "of another actor");
+    cr_assert_neq (atomic_load (&actor.words->bell), bell);
+    cr_assert_neq (atomic_load (&actor.words->beat), beat);
+    cr_assert (gq_lane_ack_read (actor.words, &read));
+    cr_assert_eq (read.ack.cumulative, 12);
+    cr_assert_eq (read.version, 50);
+    cr_assert_eq (read.term, 1);
+    actor.lane->ops->close (&actor.lane);
+}
+
+Test (lanes, a_new_life_fences_the_one_before, .init = setup, .fini = teardown)
+{
+    peer old = grant_and_attach (3);
+    atomic_store (&old.words->lease, 2);
+    cr_assert_eq (atomic_load (&old.words->fenced), 0);
+    unsigned bell = atomic_load (&old.words->bell);
+    peer fresh = grant_and_attach (4);
+    cr_assert_eq (atomic_load (&old.words->fenced), 1);
+    cr_assert_neq (atomic_load (&old.words->bell), bell, "it is woken to hear of it");
+    cr_assert_eq (atomic_load (&fresh.words->fenced), 0);
+    gq_lanes_tend (lanes);
+    cr_assert_eq (gq_lanes_leased (lanes), 2, "the old life still reads its block");
+    old.lane->ops->close (&old.lane);
+    gq_lanes_tend (lanes);
+    cr_assert_eq (gq_lanes_leased (lanes), 0);
+    cr_assert (!exists (3));
+    cr_assert (exists (4));
+    fresh.lane->ops->close (&fresh.lane);
+}
+
+Test (lanes, leases_are_seen_and_nonsense_is_not, .init = setup, .fini = teardown)
+{
+    peer actor = grant_and_attach (3);
+    atomic_store (&actor.words->lease, GQ_BOARD_BLOCKS);
+    cr_assert_eq (gq_lanes_leased (lanes), 1u << (GQ_BOARD_BLOCKS - 1));
+    atomic_store (&actor.words->lease, GQ_BOARD_BLOCKS + 1);
+    cr_assert_eq (gq_lanes_leased (lanes), 0);
+    atomic_store (&actor.words->lease, UINT32_MAX);
+    cr_assert_eq (gq_lanes_leased (lanes), 0);
+    actor.lane->ops->close (&actor.lane);
+}
+
+Test (lanes, the_next_optimizer_takes_up_who_lives_and_removes_who_does_not, .init = setup,
+      .fini = teardown)
+{
+    peer actor = grant_and_attach (3);
+    peer gone = grant_and_attach (4);
+    gone.lane->ops->close (&gone.lane);
+    float *built = actor.lane->ops->reserve (actor.lane);
+    built[0] = 9;
+    /* Killed: nothing is tidied up, the next one opens over it. */
+    gq_lanes *dead = lanes;
+    cr_assert (exists (4));
+    open_lanes (2);
+    cr_assert (!exists (4));
+    cr_assert (exists (3));
+    cr_assert_eq (atomic_load (&actor.words->term), 2);
+    atomic_store (&actor.words->holds[0], 5);
+    gq_frame frame = descriptor (3, 0, 5);
+    const float *found = gq_lanes_vector (lanes, &frame);
+    cr_assert_not_null (found);
+    cr_assert_eq (found[0], 9);
+    actor.lane->ops->close (&actor.lane);
+    gq_lanes_close (&dead);
+    cr_assert (!exists (3));
+}
+
+Test (lanes, a_clean_end_leaves_nothing, .init = setup, .fini = teardown)
+{
+    gq_error error;
+    cr_assert_not_null (gq_lanes_grant (lanes, 1, 3, 2, &error)); /* never attached */
+    peer actor = grant_and_attach (4);
+    actor.lane->ops->close (&actor.lane);
+    gq_lanes_close (&lanes);
+    cr_assert_neq (access (directory, F_OK), 0);
+}
+
+Test (lanes, a_slot_is_free_again_when_its_gradient_is_settled, .init = setup, .fini = teardown)
+{
+    peer actor = grant_and_attach (3); /* window 2: three slots */
+    void *context = zmq_ctx_new ();
+    void *out = zmq_socket (context, ZMQ_PUSH);
+    void *in = zmq_socket (context, ZMQ_PULL);
+    zmq_msg_t sent[3];
+    cr_assert_eq (zmq_bind (in, "inproc://queue"), 0);
+    cr_assert_eq (zmq_connect (out, "inproc://queue"), 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        gq_frame frame = descriptor (3, 0, i + 1);
+        cr_assert_eq (actor.lane->ops->send (actor.lane, out, &frame, &sent[i]), GQ_INVALID);
+        float *slot = actor.lane->ops->reserve (actor.lane);
+        cr_assert_not_null (slot);
+        cr_assert_eq (actor.lane->ops->reserve (actor.lane), slot);
+        slot[0] = (float)i;
+        cr_assert_eq (actor.lane->ops->send (actor.lane, out, &frame, &sent[i]), GQ_OK);
+        cr_assert_eq (zmq_msg_size (&sent[i]), GQ_FRAME_HEADER_BYTES);
+        cr_assert_eq (gq_lanes_vector (lanes, &frame)[0], (float)i);
+    }
+    cr_assert_null (actor.lane->ops->reserve (actor.lane));
+    actor.lane->ops->settled (actor.lane, &sent[1]);
+    float *again = actor.lane->ops->reserve (actor.lane);
+    cr_assert_not_null (again);
+    gq_frame late = descriptor (3, 1, 2); /* sent again, and on its way still */
+    cr_assert_null (gq_lanes_vector (lanes, &late), "the slot is being built anew");
+    /* Lane inline from here: the same number, the bytes of the slot. */
+    gq_frame frame;
+    cr_assert_eq (actor.lane->ops->to_inline (actor.lane, &sent[2]), GQ_OK);
+    cr_assert_eq (gq_frame_decode (zmq_msg_data (&sent[2]), zmq_msg_size (&sent[2]), &frame),
+                  GQ_OK);
+    cr_assert_eq (frame.lane, GQ_LANE_INLINE);
+    cr_assert_eq (frame.sequence, 3);
+    cr_assert_eq (gq_frame_check_payload (zmq_msg_data (&sent[2]), zmq_msg_size (&sent[2])), GQ_OK);
+    float first;
+    memcpy (&first, (uint8_t *)zmq_msg_data (&sent[2]) + GQ_FRAME_HEADER_BYTES, sizeof first);
+    cr_assert_eq (first, 2);
+    for (int i = 0; i < 3; i++)
+        zmq_msg_close (&sent[i]);
+    zmq_close (out);
+    zmq_close (in);
+    zmq_ctx_term (context);
+    actor.lane->ops->close (&actor.lane);
+}
