@@ -3,6 +3,7 @@
  */
 #include "lanes.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -234,6 +235,7 @@ gq_lanes_grant (gq_lanes *self, uint32_t actor, uint32_t epoch, uint32_t window,
         free (which);
         return NULL;
     }
+    assert (self->current[actor] != NULL);
     serve (self, self->current[actor]);
     return self->current[actor]->shm.path;
 }

@@ -197,7 +197,7 @@ take_challenge (gq_client *client, const json_t *answer)
     const char *word = json_string_value (json_object_get (answer, "challenge"));
     if (word == NULL || strlen (word) >= sizeof client->challenge)
         return false;
-    strcpy (client->challenge, word);
+    memcpy (client->challenge, word, strlen (word) + 1);
     return true;
 }
 

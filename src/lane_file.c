@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAGIC  0x31465147u /* "GQF1" */
@@ -43,9 +44,18 @@ gq_lane_file_path (char path[PATH_MAX], const char *directory, uint32_t actor, u
 bool
 gq_lane_file_parse (const char *name, uint32_t *actor, uint32_t *epoch)
 {
-    char end;
-    return sscanf (name, "actor-%" SCNu32 "-%" SCNu32 "%c", actor, epoch, &end) == 2 &&
-           *actor < GQ_ACTORS_MAX;
+    static const char prefix[] = "actor-";
+    char *middle;
+    char *end;
+    if (strncmp (name, prefix, sizeof prefix - 1) != 0)
+        return false;
+    unsigned long id = strtoul (name + sizeof prefix - 1, &middle, 10);
+    unsigned long life = *middle == '-' ? strtoul (middle + 1, &end, 10) : 0;
+    if (life < 1 || life > UINT32_MAX || *end != '\0' || id >= GQ_ACTORS_MAX)
+        return false;
+    *actor = (uint32_t)id;
+    *epoch = (uint32_t)life;
+    return true;
 }
 
 gq_status

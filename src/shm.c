@@ -39,7 +39,7 @@ gq_shm_create (gq_shm *shm, const char *path, size_t size, gq_error *error)
     *shm = (gq_shm){.fd = -1};
     if (strlen (path) >= sizeof shm->path)
         return gq_fail (error, GQ_IO, "the name of %.900s is too long", path);
-    strcpy (shm->path, path);
+    memcpy (shm->path, path, strlen (path) + 1);
     snprintf (name, sizeof name, "%s" TEMPORARY, path);
     unlink (name);
     shm->fd = open (name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -76,7 +76,7 @@ gq_shm_open (gq_shm *shm, const char *path, size_t size_min, gq_error *error)
     *shm = (gq_shm){.fd = -1};
     if (strlen (path) >= sizeof shm->path)
         return gq_fail (error, GQ_IO, "the name of %.900s is too long", path);
-    strcpy (shm->path, path);
+    memcpy (shm->path, path, strlen (path) + 1);
     shm->fd = open (path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (shm->fd < 0)
         return gq_fail (error, errno == ENOENT ? GQ_NOTFOUND : GQ_IO, "cannot open %.900s: %s",

@@ -202,8 +202,8 @@ Test (hello, an_id_asked_for_is_granted_and_a_new_life_of_it_gets_a_new_epoch)
     end ();
 }
 
-/* What a dead process left in a cut network comes after its successor's hello, without the word that
- * it never heard, or with one for a life that is no longer the one to end. */
+/* What a dead process left in a cut network comes after its successor's hello, without the word
+ * that it never heard, or with one for a life that is no longer the one to end. */
 Test (hello, that_would_end_a_life_is_granted_only_to_who_repeats_its_own_word)
 {
     char more[80];
