@@ -346,6 +346,8 @@ take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *fr
         core->malformed += *reason == GQ_MALFORMED ? 1 : 0;
         return GQ_OUTCOME_IGNORED;
     }
+    if (core->lanes != NULL && frame->lane == GQ_LANE_INLINE)
+        gq_lanes_goes_inline (core->lanes, frame->actor, frame->epoch);
     gq_status decision = judge (core, bytes, size, frame, &vector);
     if (decision == GQ_NOTFOUND) {
         /* A slot that we do not see, or that holds something else by now: its actor sends again. */

@@ -3,7 +3,6 @@
  */
 #include "lanes.h"
 
-#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -77,11 +76,18 @@ identity_of (const gq_lanes *self, uint32_t actor, uint32_t epoch)
     return identity;
 }
 
+/* Was it ever used? */
+static bool
+attached (const lane *which)
+{
+    return atomic_load (&words_of (which)->attached) != 0;
+}
+
 /* Is its actor's process gone, as far as one can tell? */
 static bool
 over (const lane *which)
 {
-    return atomic_load (&words_of (which)->attached) != 0 && !gq_shm_locked (&which->shm);
+    return attached (which) && !gq_shm_locked (&which->shm);
 }
 
 /* The file of an actor that may have outlived the optimizer before us. */
@@ -174,7 +180,7 @@ gq_lanes_close (gq_lanes **lanes_p)
     for (size_t i = self->count; i-- > 0;) {
         lane *which = self->lanes[i];
         /* Actors that go on keep their files for the next optimizer. */
-        if (over (which) || atomic_load (&words_of (which)->attached) == 0) {
+        if (over (which) || !attached (which)) {
             drop (self, i);
         } else {
             gq_shm_close (&which->shm);
@@ -201,43 +207,53 @@ gq_lanes_board_path (const gq_lanes *self)
     return self->board_path;
 }
 
+/* A mapped file for a new life; NULL: *error says why. */
+static lane *
+create (const gq_lanes *self, const gq_lane_identity *identity, gq_error *error)
+{
+    char path[PATH_MAX];
+    lane *which = calloc (1, sizeof *which);
+    if (which == NULL ||
+        !gq_lane_file_path (path, self->directory, identity->actor, identity->epoch)) {
+        gq_fail (error, GQ_MEMORY, "out of memory");
+        free (which);
+        return NULL;
+    }
+    which->actor = identity->actor;
+    which->epoch = identity->epoch;
+    which->slot_count = identity->slot_count;
+    if (gq_lane_file_create (&which->shm, path, identity, error) == GQ_OK)
+        return which;
+    free (which);
+    return NULL;
+}
+
 const char *
 gq_lanes_grant (gq_lanes *self, uint32_t actor, uint32_t epoch, uint32_t window, gq_error *error)
 {
     lane *earlier = self->current[actor];
     if (earlier != NULL && earlier->epoch == epoch)
         return earlier->shm.path;
+    if (earlier != NULL) {
+        /* Over, whether or not there will be a file for the new one. */
+        self->current[actor] = NULL;
+        serve (self, earlier);
+    }
     gq_lane_identity identity = identity_of (self, actor, epoch);
     identity.slot_count = window + 1;
-    char path[PATH_MAX];
-    lane *which = calloc (1, sizeof *which);
-    gq_status status = GQ_OK;
-    if (which == NULL || !gq_lane_file_path (path, self->directory, actor, epoch))
-        status = gq_fail (error, GQ_MEMORY, "out of memory");
-    if (status == GQ_OK)
-        status = gq_lane_file_create (&which->shm, path, &identity, error);
-    if (status == GQ_OK) {
-        which->actor = actor;
-        which->epoch = epoch;
-        which->slot_count = identity.slot_count;
-        status = add (self, &which);
-    }
-    if (earlier != NULL && self->current[actor] == earlier)
-        self->current[actor] =
-            NULL; /* no file for the new life: the old one is over all the same */
-    if (earlier != NULL)
-        serve (self, earlier);
-    if (status != GQ_OK) {
-        if (which != NULL && which->shm.bytes != NULL)
-            unlink (path);
-        if (which != NULL)
-            gq_shm_close (&which->shm);
+    lane *which = create (self, &identity, error);
+    if (which == NULL)
+        return NULL;
+    const lane *kept = which;
+    if (add (self, &which) != GQ_OK) {
+        gq_fail (error, GQ_MEMORY, "out of memory");
+        unlink (which->shm.path);
+        gq_shm_close (&which->shm);
         free (which);
         return NULL;
     }
-    assert (self->current[actor] != NULL);
-    serve (self, self->current[actor]);
-    return self->current[actor]->shm.path;
+    serve (self, kept);
+    return kept->shm.path;
 }
 
 const float *
@@ -254,13 +270,26 @@ bool
 gq_lanes_ack (gq_lanes *self, uint32_t actor, uint32_t epoch, const gq_ack *ack, uint64_t version)
 {
     const lane *which = self->current[actor];
-    if (which == NULL || which->epoch != epoch || atomic_load (&words_of (which)->attached) == 0)
+    if (which == NULL || which->epoch != epoch || !attached (which))
         return false;
     const gq_lane_ack full = {.ack = *ack, .version = version, .term = self->config.term};
     gq_lane_ack_write (words_of (which), &full);
     atomic_fetch_add (&words_of (which)->beat, 1);
     gq_lane_ring (words_of (which));
     return true;
+}
+
+void
+gq_lanes_goes_inline (gq_lanes *self, uint32_t actor, uint32_t epoch)
+{
+    const lane *which = self->current[actor];
+    if (which == NULL || which->epoch != epoch || attached (which))
+        return;
+    for (size_t i = 0; i < self->count; i++)
+        if (self->lanes[i] == which) {
+            drop (self, i);
+            return;
+        }
 }
 
 uint32_t
@@ -286,8 +315,9 @@ void
 gq_lanes_tend (gq_lanes *self)
 {
     for (size_t i = self->count; i-- > 0;) {
-        atomic_fetch_add (&words_of (self->lanes[i])->beat, 1);
-        if (over (self->lanes[i]))
+        lane *which = self->lanes[i];
+        atomic_fetch_add (&words_of (which)->beat, 1);
+        if (over (which) || (!attached (which) && self->current[which->actor] != which))
             drop (self, i);
     }
 }

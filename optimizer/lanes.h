@@ -54,6 +54,9 @@ const float *gq_lanes_vector (const gq_lanes *lanes, const gq_frame *frame);
 bool gq_lanes_ack (gq_lanes *lanes, uint32_t actor, uint32_t epoch, const gq_ack *ack,
                    uint64_t version);
 
+/* A gradient came inline: an actor that has not attached its file by then never will. */
+void gq_lanes_goes_inline (gq_lanes *lanes, uint32_t actor, uint32_t epoch);
+
 /* Bit i: block i of the board is leased. */
 uint32_t gq_lanes_leased (const gq_lanes *lanes);
 

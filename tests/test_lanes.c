@@ -164,6 +164,25 @@ Test (lanes, a_new_life_fences_the_one_before, .init = setup, .fini = teardown)
     fresh.lane->ops->close (&fresh.lane);
 }
 
+Test (lanes, files_that_nobody_uses_go, .init = setup, .fini = teardown)
+{
+    gq_error error;
+    cr_assert_not_null (gq_lanes_grant (lanes, 1, 3, 2, &error));
+    gq_lanes_tend (lanes);
+    cr_assert (exists (3), "its actor may still come");
+    cr_assert_not_null (gq_lanes_grant (lanes, 1, 4, 2, &error));
+    gq_lanes_tend (lanes);
+    cr_assert (!exists (3), "of an earlier life");
+    gq_lanes_goes_inline (lanes, 1, 3);
+    cr_assert (exists (4));
+    gq_lanes_goes_inline (lanes, 1, 4);
+    cr_assert (!exists (4), "of an actor that goes inline");
+    peer actor = grant_and_attach (5);
+    gq_lanes_goes_inline (lanes, 1, 5);
+    cr_assert (exists (5), "one that is used stays");
+    actor.lane->ops->close (&actor.lane);
+}
+
 Test (lanes, leases_are_seen_and_nonsense_is_not, .init = setup, .fini = teardown)
 {
     peer actor = grant_and_attach (3);
