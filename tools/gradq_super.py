@@ -122,9 +122,10 @@ class Supervisor:
         runs, so it is RUNNING here.  restarts: starts after the first, asked for or not.  over: it
         has ended, and supervisord will not start it again.
         """
-        self.read_log()
         rows = []
-        for info in self.call("supervisor.getAllProcessInfo"):
+        processes = self.call("supervisor.getAllProcessInfo")
+        self.read_log()  # after it: a process that it names has been logged by now
+        for info in processes:
             state = info["statename"]
             if state == "STARTING" and info["pid"]:
                 state = "RUNNING"
