@@ -303,6 +303,11 @@ gq_checkpoint_load (gq_core *core, const char *directory, uint64_t version_max,
     uint64_t *versions;
     size_t count = gq_checkpoint_list (directory, &versions);
     gq_status status = gq_fail (error, GQ_NOTFOUND, "%s holds no checkpoint", directory);
+    if (count > 0 && versions[count - 1] > version_max) /* newest first */
+        gq_fail (error, GQ_NOTFOUND,
+                 "version %" PRIu64 " is no longer kept: the oldest checkpoint in %s is of version "
+                 "%" PRIu64 "; --journal keep and --checkpoints-kept keep more",
+                 version_max, directory, versions[count - 1]);
     for (size_t i = 0; i < count; i++) {
         char path[PATH_MAX];
         gq_safetensors *file = NULL;

@@ -55,9 +55,11 @@ typedef struct server {
     uint64_t checkpoint_ns; /* due */
     uint64_t checkpoint_interval_ns;
     uint64_t checkpoint_retry_ns; /* after one that failed: none before this */
-    uint64_t alone_ns; /* last time that the broker took a report, or its absence was logged */
-    uint64_t step_ns;  /* last time that a gradient came or a step was made */
-    zmq_msg_t hand;    /* a gradient that the journal had no room for: nothing more is taken */
+    uint64_t alone_ns;   /* last time that the broker took a report, or its absence was logged */
+    uint64_t step_ns;    /* last time that a gradient came or a step was made */
+    uint64_t refused_ns; /* last time that a refusal was logged */
+    uint64_t refused_unlogged;
+    zmq_msg_t hand; /* a gradient that the journal had no room for: nothing more is taken */
     bool holding;
     uint64_t retry_ns; /* when to try it again */
     gq_status end;     /* why this process has to end; GQ_OK: it has not */
@@ -100,16 +102,36 @@ disk_failed (server *self)
              "acknowledged is lost; repair the disk and start with --resume");
 }
 
+/* A run whose every gradient is refused would fill the disk with the news: once a second is
+ * enough, with the number of those between. */
 static void
-log_outcome (const server *self, gq_outcome outcome, const gq_frame *frame, gq_status reason)
+log_refusal (server *self, const gq_frame *frame, gq_status reason)
 {
-    static const char *const names[] = {
-        [GQ_OUTCOME_STEPPED] = "applied", [GQ_OUTCOME_HELD] = "held",
-        [GQ_OUTCOME_REFUSED] = "refused", [GQ_OUTCOME_IGNORED] = "ignored",
-        [GQ_OUTCOME_STARTED] = "started", [GQ_OUTCOME_BLOCKED] = "blocked"};
-    gq_log_level level = outcome == GQ_OUTCOME_REFUSED ? GQ_LOG_WARNING : GQ_LOG_DEBUG;
-    if (gq_log_on (level))
-        gq_log (level, names[outcome], "actor", "u", (uint64_t)frame->actor, "epoch", "u",
+    if (self->refused_ns != 0 && self->step_ns - self->refused_ns < S_NS) {
+        self->refused_unlogged++;
+        return;
+    }
+    gq_log (GQ_LOG_WARNING, "refused", "actor", "u", (uint64_t)frame->actor, "epoch", "u",
+            (uint64_t)frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",
+            frame->version, "version", "u", self->core.version, "reason", "s",
+            gq_status_name (reason), "message", "s", gq_status_text (reason), "others_since", "u",
+            self->refused_unlogged, NULL);
+    self->refused_ns = self->step_ns;
+    self->refused_unlogged = 0;
+}
+
+static void
+log_outcome (server *self, gq_outcome outcome, const gq_frame *frame, gq_status reason)
+{
+    static const char *const names[] = {[GQ_OUTCOME_STEPPED] = "applied",
+                                        [GQ_OUTCOME_HELD] = "held",
+                                        [GQ_OUTCOME_IGNORED] = "ignored",
+                                        [GQ_OUTCOME_STARTED] = "started",
+                                        [GQ_OUTCOME_BLOCKED] = "blocked"};
+    if (outcome == GQ_OUTCOME_REFUSED)
+        log_refusal (self, frame, reason);
+    else if (gq_log_on (GQ_LOG_DEBUG))
+        gq_log (GQ_LOG_DEBUG, names[outcome], "actor", "u", (uint64_t)frame->actor, "epoch", "u",
                 (uint64_t)frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",
                 frame->version, "version", "u", self->core.version, "reason", "s",
                 gq_status_name (reason), NULL);
