@@ -10,13 +10,9 @@
 
 #include "frame.h"
 
-/* Current, next, and those on their way to the broker. */
-#define OWN_COUNT (2 + LENT_MAX)
-/* One that ZeroMQ writes to the socket, one that follows it.  More would be older ones when they
- * arrive. */
-#define LENT_MAX 2
-/* On a board, which has room for readers there as well. */
-#define BUFFER_COUNT GQ_BOARD_BLOCKS
+/* Current, next, and up to two versions on their way to the broker: one that ZeroMQ writes to the
+ * socket, one that follows it.  More would be older ones when they arrive. */
+#define BUFFER_COUNT 4
 _Static_assert(GQ_FRAME_HEADER_BYTES % 64 == 0, "vectors follow headers, aligned");
 
 typedef struct buffer {
@@ -26,8 +22,6 @@ typedef struct buffer {
 
 struct gq_buffers {
     uint64_t count;
-    gq_lanes *lanes; /* whose board the buffers are blocks of; NULL: they are our own */
-    size_t size;     /* buffers in use */
     size_t current;
     size_t next; /* handed out by gq_buffers_next, BUFFER_COUNT for none */
     buffer buffers[BUFFER_COUNT];
@@ -40,25 +34,21 @@ frame_bytes (const gq_buffers *self)
 }
 
 gq_buffers *
-gq_buffers_new (uint64_t count, gq_lanes *lanes)
+gq_buffers_new (uint64_t count)
 {
     gq_buffers *self = calloc (1, sizeof *self);
     if (self == NULL)
         return NULL;
     self->count = count;
-    self->lanes = lanes;
-    self->size = lanes != NULL ? BUFFER_COUNT : OWN_COUNT;
     self->next = BUFFER_COUNT;
-    size_t bytes = (frame_bytes (self) + 63) / 64 * 64;
-    for (size_t i = 0; i < self->size; i++) {
-        self->buffers[i].bytes = lanes != NULL
-                                     ? gq_board_block (gq_lanes_board (lanes), (uint32_t)i)
-                                     : aligned_alloc (64, bytes);
+    size_t size = (frame_bytes (self) + 63) / 64 * 64;
+    for (size_t i = 0; i < BUFFER_COUNT; i++) {
+        self->buffers[i].bytes = aligned_alloc (64, size);
         if (self->buffers[i].bytes == NULL) {
             gq_buffers_free (&self);
             return NULL;
         }
-        memset (self->buffers[i].bytes, 0, bytes); /* no page is touched for the first time later */
+        memset (self->buffers[i].bytes, 0, size);
         atomic_init (&self->buffers[i].lent, false);
     }
     return self;
@@ -70,10 +60,9 @@ gq_buffers_free (gq_buffers **buffers_p)
     gq_buffers *self = *buffers_p;
     if (self == NULL)
         return;
-    for (size_t i = 0; i < self->size; i++) {
+    for (size_t i = 0; i < BUFFER_COUNT; i++) {
         assert (!atomic_load (&self->buffers[i].lent));
-        if (self->lanes == NULL)
-            free (self->buffers[i].bytes);
+        free (self->buffers[i].bytes);
     }
     free (self);
     *buffers_p = NULL;
@@ -91,51 +80,22 @@ gq_buffers_current (const gq_buffers *self)
     return vector_of (&self->buffers[self->current]);
 }
 
-/* Bit i: buffer i can be seen on the board, now or by who leased it. */
-static uint32_t
-seen (const gq_buffers *self)
+/* Free: neither current nor lent.  The acquire pairs with the release in give_back: the reader's
+ * last read happens before our next write. */
+static bool
+is_free (const gq_buffers *self, size_t index)
 {
-    if (self->lanes == NULL)
-        return 0;
-    uint32_t shown = gq_board_shown (gq_lanes_board (self->lanes));
-    return gq_lanes_leased (self->lanes) | (shown != GQ_BOARD_NONE ? 1u << shown : 0);
-}
-
-/* Bit i: a message refers to buffer i.  The acquire pairs with the release in give_back: the
- * reader's last read happens before our next write. */
-static uint32_t
-lent_ones (const gq_buffers *self)
-{
-    uint32_t lent = 0;
-    for (size_t i = 0; i < self->size; i++)
-        if (atomic_load_explicit (&self->buffers[i].lent, memory_order_acquire))
-            lent |= 1u << i;
-    return lent;
-}
-
-/* Bit i: buffer i is free: neither current nor lent nor seen. */
-static uint32_t
-free_ones (const gq_buffers *self)
-{
-    uint32_t taken = seen (self) | lent_ones (self) | 1u << self->current;
-    return ~taken & ((1u << self->size) - 1);
+    return index != self->current &&
+           !atomic_load_explicit (&self->buffers[index].lent, memory_order_acquire);
 }
 
 static size_t
 next_free (const gq_buffers *self)
 {
-    const uint32_t free_now = free_ones (self);
-    for (size_t i = 1; i < self->size; i++)
-        if (free_now >> (self->current + i) % self->size & 1)
-            return (self->current + i) % self->size;
+    for (size_t i = 1; i < BUFFER_COUNT; i++)
+        if (is_free (self, (self->current + i) % BUFFER_COUNT))
+            return (self->current + i) % BUFFER_COUNT;
     return BUFFER_COUNT;
-}
-
-/* One for the next step and, as the current one stays in use, one for the step after that. */
-static bool
-may_part (const gq_buffers *self)
-{
-    return __builtin_popcount (free_ones (self)) >= 2;
 }
 
 float *
@@ -167,10 +127,12 @@ give_back (void *data, void *hint)
 gq_status
 gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
 {
+    size_t free_count = 0;
+    for (size_t i = 0; i < BUFFER_COUNT; i++)
+        free_count += is_free (self, i) ? 1 : 0;
     buffer *which = &self->buffers[self->current];
-    const uint32_t lent = lent_ones (self);
-    if (!may_part (self) || (lent >> self->current & 1) != 0 ||
-        __builtin_popcount (lent) >= LENT_MAX)
+    /* One for the next step and, as this one stays lent, one for the step after that. */
+    if (free_count < 2 || atomic_load_explicit (&which->lent, memory_order_acquire))
         return GQ_AGAIN;
     gq_frame_encode (frame, which->bytes + GQ_FRAME_HEADER_BYTES, which->bytes);
     atomic_store_explicit (&which->lent, true, memory_order_relaxed);
@@ -178,14 +140,5 @@ gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
         atomic_store_explicit (&which->lent, false, memory_order_relaxed);
         return GQ_AGAIN;
     }
-    return GQ_OK;
-}
-
-gq_status
-gq_buffers_show (gq_buffers *self, uint64_t version)
-{
-    if (!may_part (self))
-        return GQ_AGAIN;
-    gq_board_show (gq_lanes_board (self->lanes), (uint32_t)self->current, version);
     return GQ_OK;
 }

@@ -4,8 +4,7 @@
  *
  * A version, once current, is never written again while anybody can read it.  A step reads the
  * current buffer and writes another, free one, which then becomes current.  Publishing lends the
- * current buffer to ZeroMQ without a copy; its I/O thread gives it back.  Actors of this host read
- * the one that is shown on the board, and lease it.
+ * current buffer to ZeroMQ without a copy; its I/O thread gives it back.
  */
 #ifndef GQ_BUFFERS_H
 #define GQ_BUFFERS_H
@@ -15,13 +14,11 @@
 #include <zmq.h>
 
 #include "gradq/protocol.h"
-#include "lanes.h"
 
 typedef struct gq_buffers gq_buffers;
 
-/* For vectors of `count` elements, all zero: on the board of `lanes`, which is borrowed, or, when
- * that is NULL, in memory of its own.  NULL: out of memory. */
-gq_buffers *gq_buffers_new (uint64_t count, gq_lanes *lanes);
+/* For vectors of `count` elements, all zero.  NULL: out of memory. */
+gq_buffers *gq_buffers_new (uint64_t count);
 
 /* Every message lent must have come back: terminate the ZeroMQ context first.  Asserted. */
 void gq_buffers_free (gq_buffers **buffers_p);
@@ -40,12 +37,5 @@ void gq_buffers_turn (gq_buffers *buffers);
  * would leave no buffer for the next step; a later version will do.
  */
 GQ_CHECK gq_status gq_buffers_lend (gq_buffers *buffers, const gq_frame *frame, zmq_msg_t *message);
-
-/*
- * Show the current buffer to the actors of this host as `version`.  GQ_OK: it is shown.  GQ_AGAIN:
- * readers hold so many versions that a newer one would leave no buffer for the next step.  There
- * is a board.
- */
-GQ_CHECK gq_status gq_buffers_show (gq_buffers *buffers, uint64_t version);
 
 #endif

@@ -105,7 +105,7 @@ gq_core_set_layout (gq_core *core, gq_layout *layout)
 {
     assert (core->buffers == NULL);
     uint64_t count = layout->element_count;
-    core->buffers = gq_buffers_new (count, NULL);
+    core->buffers = gq_buffers_new (count);
     core->aligned = malloc (count * sizeof (float));
     if (core->config.aggregate > 1)
         core->sum = malloc (count * sizeof (float));
@@ -135,20 +135,9 @@ gq_core_share (gq_core *core)
                               .count = count};
     memcpy (config.run, core->run, GQ_RUN_ID_BYTES);
     core->lane_directory = NULL; /* tried */
-    gq_buffers *shared = NULL;
-    gq_status status = gq_lanes_open (&core->lanes, &config, &core->ledger, &error);
-    if (status == GQ_OK)
-        shared = gq_buffers_new (count, core->lanes);
-    if (shared == NULL) {
-        gq_lanes_close (&core->lanes);
+    if (gq_lanes_open (&core->lanes, &config, &core->ledger, &error) != GQ_OK)
         gq_log (GQ_LOG_WARNING, "no shared memory: actors of this host take lane inline, too",
-                "message", "s", status == GQ_OK ? "out of memory" : error.text, NULL);
-        return;
-    }
-    memcpy (gq_buffers_next (shared), gq_buffers_current (core->buffers), count * sizeof (float));
-    gq_buffers_turn (shared);
-    gq_buffers_free (&core->buffers);
-    core->buffers = shared;
+                "message", "s", error.text, NULL);
 }
 
 void
@@ -192,9 +181,13 @@ check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *fra
     if (frame->count != core->layout.element_count)
         return GQ_COUNT;
     if (frame->lane == GQ_LANE_SHM) {
-        *vector = core->lanes == NULL ? NULL : gq_lanes_vector (core->lanes, frame);
-        if (*vector == NULL)
+        const float *slot = core->lanes == NULL ? NULL : gq_lanes_vector (core->lanes, frame);
+        if (slot == NULL)
             return GQ_NOTFOUND;
+        /* Read once: what is checked, journaled and applied must be the same, even if its actor
+         * goes on writing. */
+        memcpy (core->aligned, slot, (size_t)frame->payload_bytes);
+        *vector = core->aligned;
     } else {
         gq_status status = gq_frame_check_payload (bytes, size);
         if (status != GQ_OK)

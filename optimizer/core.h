@@ -41,7 +41,7 @@ typedef struct gq_core {
     const char *lane_directory; /* where gq_core_share makes them; NULL: nowhere.  Borrowed */
     bool has_weights;
     float *sum;     /* f32[count] of the step being aggregated; NULL until one is */
-    float *aligned; /* f32[count] for payloads that lie unaligned */
+    float *aligned; /* f32[count] for payloads that lie unaligned, or in an actor's memory */
 
     uint64_t version;       /* steps made in the run's whole life */
     uint64_t start_version; /* of this term */
@@ -87,9 +87,8 @@ GQ_CHECK gq_status gq_core_check_layout (const gq_rule *rule, const gq_layout *l
 GQ_CHECK gq_status gq_core_set_layout (gq_core *core, gq_layout *layout);
 
 /*
- * Share memory with the actors of this host, if there is a directory for it and a layout: weights
- * move to a board.  Once; before anything is lent.  A failure is logged, and actors take lane
- * inline.
+ * Share memory with the actors of this host, if there is a directory for it and a layout.  Once.  A
+ * failure is logged, and actors take lane inline.
  */
 void gq_core_share (gq_core *core);
 

@@ -17,7 +17,14 @@ typedef struct lane {
     gq_shm shm;
     uint32_t actor, epoch;
     uint32_t slot_count;
+    uint32_t waits; /* seconds that nobody has attached it */
 } lane;
+
+/* Files at most, each a descriptor and a mapping; further actors take lane inline. */
+#define LANES_MAX 256
+/* A grant whose file is not attached by then was not heard, or not wanted. */
+#define WAITS_MAX  60
+#define UNFINISHED ".new" /* of gq_shm_create */
 
 struct gq_lanes {
     gq_lanes_config config;
@@ -60,7 +67,7 @@ static void
 drop (gq_lanes *self, size_t index)
 {
     lane *which = self->lanes[index];
-    unlink (which->shm.path);
+    gq_shm_remove (&which->shm);
     gq_shm_close (&which->shm);
     if (self->current[which->actor] == which)
         self->current[which->actor] = NULL;
@@ -112,6 +119,15 @@ take_up (gq_lanes *self, const gq_ledger *ledger, uint32_t actor, uint32_t epoch
     unlink (path);
 }
 
+/* What a process that died in gq_shm_create has left. */
+static bool
+unfinished (const char *name)
+{
+    size_t length = strlen (name);
+    return length > sizeof UNFINISHED - 1 &&
+           strcmp (name + length - (sizeof UNFINISHED - 1), UNFINISHED) == 0;
+}
+
 static void
 scan (gq_lanes *self, const gq_ledger *ledger)
 {
@@ -123,9 +139,32 @@ scan (gq_lanes *self, const gq_ledger *ledger)
         if (gq_lane_file_parse (entry->d_name, &actor, &epoch) &&
             gq_lane_file_path (path, self->directory, actor, epoch))
             take_up (self, ledger, actor, epoch, path);
+        else if (unfinished (entry->d_name))
+            unlinkat (dirfd (directory), entry->d_name, 0);
     }
     if (directory != NULL)
         closedir (directory);
+}
+
+void
+gq_lanes_sweep (const char *path)
+{
+    DIR *directory = opendir (path);
+    for (struct dirent *entry; directory != NULL && (entry = readdir (directory)) != NULL;) {
+        uint32_t actor;
+        uint32_t epoch;
+        char whole[PATH_MAX];
+        gq_shm shm = {.fd = -1};
+        bool used = gq_lane_file_parse (entry->d_name, &actor, &epoch) &&
+                    gq_lane_file_path (whole, path, actor, epoch) &&
+                    gq_shm_open (&shm, whole, GQ_SHM_PAGE, NULL) == GQ_OK && gq_shm_locked (&shm);
+        gq_shm_close (&shm);
+        if (!used && entry->d_name[0] != '.')
+            unlinkat (dirfd (directory), entry->d_name, 0);
+    }
+    if (directory != NULL)
+        closedir (directory);
+    rmdir (path);
 }
 
 /* This life serves the file from now on. */
@@ -133,7 +172,11 @@ static void
 serve (const gq_lanes *self, const lane *which)
 {
     gq_lane_words *words = words_of (which);
-    atomic_store (&words->term, self->config.term);
+    if (atomic_load (&words->term) != self->config.term) {
+        /* Of a block of another board.  Our own is opened only once the term is there. */
+        atomic_store (&words->lease, GQ_LEASE_NONE);
+        atomic_store (&words->term, self->config.term);
+    }
     atomic_store (&words->fenced, self->current[which->actor] != which);
     gq_lane_ring (words);
 }
@@ -187,7 +230,7 @@ gq_lanes_close (gq_lanes **lanes_p)
             free (which);
         }
     }
-    unlink (self->board_path);
+    gq_board_remove (self->board);
     rmdir (self->directory); /* only when nobody goes on */
     gq_board_close (&self->board);
     free (self->lanes);
@@ -238,6 +281,10 @@ gq_lanes_grant (gq_lanes *self, uint32_t actor, uint32_t epoch, uint32_t window,
         /* Over, whether or not there will be a file for the new one. */
         self->current[actor] = NULL;
         serve (self, earlier);
+    }
+    if (self->count >= LANES_MAX) {
+        gq_fail (error, GQ_FULL, "%d actors share memory already", LANES_MAX);
+        return NULL;
     }
     gq_lane_identity identity = identity_of (self, actor, epoch);
     identity.slot_count = window + 1;
@@ -304,6 +351,21 @@ gq_lanes_leased (const gq_lanes *self)
     return leased;
 }
 
+bool
+gq_lanes_show (gq_lanes *self, const float *weights, uint64_t version)
+{
+    uint32_t shown = gq_board_shown (self->board);
+    uint32_t taken = gq_lanes_leased (self) | (shown != GQ_BOARD_NONE ? 1u << shown : 0);
+    for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++)
+        if ((taken >> i & 1) == 0) {
+            memcpy (gq_board_block (self->board, i) + GQ_FRAME_HEADER_BYTES, weights,
+                    (size_t)self->config.count * sizeof *weights);
+            gq_board_show (self->board, i, version);
+            return true;
+        }
+    return false;
+}
+
 void
 gq_lanes_ring_all (gq_lanes *self)
 {
@@ -317,7 +379,9 @@ gq_lanes_tend (gq_lanes *self)
     for (size_t i = self->count; i-- > 0;) {
         lane *which = self->lanes[i];
         atomic_fetch_add (&words_of (which)->beat, 1);
-        if (over (which) || (!attached (which) && self->current[which->actor] != which))
+        which->waits = attached (which) ? 0 : which->waits + 1;
+        if (over (which) || which->waits > WAITS_MAX ||
+            (!attached (which) && self->current[which->actor] != which))
             drop (self, i);
     }
 }

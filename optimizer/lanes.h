@@ -35,6 +35,9 @@ GQ_CHECK gq_status gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *con
 /* A clean end: removes the board and the files of actors that are gone. */
 void gq_lanes_close (gq_lanes **lanes_p);
 
+/* What an earlier life left in `directory`, for one that offers no memory: the same. */
+void gq_lanes_sweep (const char *directory);
+
 gq_board *gq_lanes_board (gq_lanes *lanes);
 const char *gq_lanes_board_path (const gq_lanes *lanes);
 
@@ -60,10 +63,14 @@ void gq_lanes_goes_inline (gq_lanes *lanes, uint32_t actor, uint32_t epoch);
 /* Bit i: block i of the board is leased. */
 uint32_t gq_lanes_leased (const gq_lanes *lanes);
 
+/* Show a copy of weights f32[count] as `version`.  false: every other block is leased; again later.
+ * Nothing else depends on leases, which are the actors' to set: steps and sockets go on. */
+bool gq_lanes_show (gq_lanes *lanes, const float *weights, uint64_t version);
+
 /* A version was shown that some may have waited for longer than for their acknowledgement. */
 void gq_lanes_ring_all (gq_lanes *lanes);
 
-/* Each second: say that we live, and forget actors that do not. */
+/* Each second: say that we live, and forget actors that do not, or that never came. */
 void gq_lanes_tend (gq_lanes *lanes);
 
 #endif

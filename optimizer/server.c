@@ -455,6 +455,8 @@ start (server *self, gq_error *error)
         return status;
     if (strcmp (gq_options_text (options, "lane"), "inline") != 0)
         self->core.lane_directory = self->run.lane_directory;
+    else
+        gq_lanes_sweep (self->run.lane_directory);
     gq_core_share (&self->core);
     self->alone_ns = gq_now_ns ();
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",

@@ -146,6 +146,12 @@ gq_board_lease (const gq_board *self, atomic_uint *lease, uint64_t *version)
 }
 
 void
+gq_board_remove (const gq_board *self)
+{
+    gq_shm_remove (&self->shm);
+}
+
+void
 gq_board_close (gq_board **board_p)
 {
     gq_board *self = *board_p;

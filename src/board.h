@@ -60,6 +60,9 @@ bool gq_board_peek (const gq_board *board, uint64_t *version);
  * NULL: none is shown, and *lease is as it was. */
 const float *gq_board_lease (const gq_board *board, atomic_uint *lease, uint64_t *version);
 
+/* Remove its name, if it is still this board's. */
+void gq_board_remove (const gq_board *board);
+
 /* Either side.  The file stays; leases are words of their owner's. */
 void gq_board_close (gq_board **board_p);
 

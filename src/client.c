@@ -152,7 +152,6 @@ free_client (gq_client **client_p)
     if (client->lane != NULL)
         client->lane->ops->close (&client->lane);
     gq_client_close_parked (client);
-    gq_board_close (&client->next_board);
     gq_board_close (&client->board);
     forget_sent (client);
     zmq_msg_close (&client->frame);
@@ -257,6 +256,8 @@ gq_status
 gq_client_weights (gq_client *client, gq_weights *weights)
 {
     gq_client_service (client, 0, false);
+    if (client->words != NULL)
+        gq_client_copy_weights (client);
     *weights = (gq_weights){.data = client->data,
                             .count = client->layout.element_count,
                             .version = client->version,
@@ -363,7 +364,8 @@ arrived (const gq_client *client, uint64_t sequence)
             if (client->window.slots[i].sequence != 0 && client->window.slots[i].sequence <= number)
                 return false;
     }
-    return !gq_client_newer (client->ack_term, client->ack_version, client->term, client->version);
+    return !gq_client_newer (client->ack_term, client->ack_version, client->shown_term,
+                             client->shown_version);
 }
 
 gq_status

@@ -57,9 +57,11 @@ struct gq_client {
     gq_lane *building;    /* the one in which he does; NULL: he has reserved none */
     gq_error lane_reason; /* why the lane is inline */
     gq_lane_words *words; /* of the lane file; NULL: the lane is inline */
-    gq_board *board;      /* in which the weights lie; NULL: none yet */
-    gq_board *next_board; /* of a later term, and nothing taken from it yet; NULL: none */
-    uint32_t board_term;  /* of the latter, if there is one */
+    gq_board *board;      /* NULL: none yet */
+    uint32_t board_term;  /* of it */
+    uint32_t shown_term;  /* newest version that could be had, on any lane */
+    uint64_t shown_version;
+    uint64_t boardless_ns; /* since when the board cannot be opened, 0: it can */
     char board_path[PATH_MAX];
     unsigned bell, beat; /* of the lane file, as seen last */
     uint64_t sockets_ns; /* when the sockets were looked at last */
@@ -159,6 +161,9 @@ GQ_CHECK gq_status gq_client_bring_along (gq_client *client);
 
 /* Close lanes that were left.  Nothing may be under construction in them any more. */
 void gq_client_close_parked (gq_client *client);
+
+/* Copy the newest version from the board, if it is newer than what we have.  The lane is shm. */
+void gq_client_copy_weights (gq_client *client);
 
 /* What the lane file and the board tell; false: nothing new.  No system call.  The lane is shm. */
 bool gq_client_lane_news (gq_client *client);

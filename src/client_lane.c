@@ -3,7 +3,7 @@
  * sockets, and how it goes back to lane inline.  Steps 1 and 7 of a gradient's path.
  *
  * Nothing that the caller may hold is unmapped under him: a vector that he builds stays where it is
- * until he reserves the next one, weights until there are newer ones.
+ * until he reserves the next one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +12,10 @@
 #include "control.h"
 #include "frame.h"
 #include "stats.h"
+
+#define MS_NS UINT64_C (1000000)
+/* Longer than a starting optimizer takes from its term to its board. */
+#define BOARDLESS_MS 3000
 
 /* What is sent from now on goes by *lane.  The caller may still be building a vector in the one
  * before. */
@@ -50,6 +54,26 @@ gq_client_close_parked (gq_client *client)
     }
 }
 
+/* Open the board of the optimizer that serves us now.  GQ_OK; anything else: there is none, or it
+ * cannot be opened. */
+static gq_status
+open_board (gq_client *client, gq_error *error)
+{
+    const uint32_t term = atomic_load (&client->words->term);
+    gq_board_config config = {
+        .term = term, .digest = client->layout.digest, .count = client->layout.element_count};
+    memcpy (config.run, client->run, GQ_RUN_ID_BYTES);
+    gq_board *board;
+    gq_status status = gq_board_open (&board, client->board_path, &config, error);
+    if (status != GQ_OK)
+        return status;
+    gq_board_close (&client->board);
+    client->board = board;
+    client->board_term = term;
+    client->boardless_ns = 0;
+    return GQ_OK;
+}
+
 /* The lane file and board that an answer to hello names. */
 static gq_status
 open_shm (gq_client *client, const json_t *offer, gq_lane **lane, gq_error *error)
@@ -71,10 +95,15 @@ open_shm (gq_client *client, const json_t *offer, gq_lane **lane, gq_error *erro
         (*lane)->ops->close (lane);
         return gq_fail (error, GQ_MALFORMED, "%.900s has too few slots", slots);
     }
+    memcpy (client->board_path, board, strlen (board) + 1);
     client->words = words;
     client->bell = client->beat = 0;
-    memcpy (client->board_path, board, strlen (board) + 1);
-    return GQ_OK;
+    status = open_board (client, error);
+    if (status != GQ_OK) {
+        client->words = NULL;
+        (*lane)->ops->close (lane);
+    }
+    return status;
 }
 
 gq_status
@@ -110,56 +139,69 @@ gq_client_leave_shm (gq_client *client, const char *reason)
             lane->ops->close (&lane);
             return;
         }
+    gq_client_copy_weights (client);
     change_lane (client, &lane);
     client->words = NULL;
     gq_fail (&client->lane_reason, GQ_OK, "%s", reason);
     gq_client_subscribe (client);
 }
 
-/* The board of the optimizer that serves us now.  The one that our weights lie in stays until newer
- * ones are taken. */
+/* The board is another one since the optimizer is.  One that cannot be opened, because it is gone
+ * or there are no descriptors left, must not leave us without weights for ever. */
 static void
-look_for_board (gq_client *client, uint32_t term)
+follow_board (gq_client *client)
 {
-    gq_board_config config = {
-        .term = term, .digest = client->layout.digest, .count = client->layout.element_count};
-    memcpy (config.run, client->run, GQ_RUN_ID_BYTES);
-    gq_board *board;
-    if (gq_board_open (&board, client->board_path, &config, NULL) != GQ_OK)
-        return; /* a still later one has its place; it will tell */
-    if (client->next_board != NULL)
-        gq_board_close (&client->next_board);
-    client->next_board = board;
-    client->board_term = term;
+    if (client->board_term == atomic_load (&client->words->term) ||
+        open_board (client, NULL) == GQ_OK)
+        return;
+    uint64_t now_ns = gq_now_ns ();
+    if (client->boardless_ns == 0)
+        client->boardless_ns = now_ns;
+    else if (now_ns - client->boardless_ns > BOARDLESS_MS * MS_NS)
+        gq_client_leave_shm (client, "the optimizer's board cannot be opened");
 }
 
-/* Lease what the board shows, if it is newer than what we have. */
+/* Which version could be had?  It is copied only when the caller asks for weights. */
 static void
-take_weights (gq_client *client)
+look_at_board (gq_client *client)
 {
-    gq_board *board = client->next_board != NULL ? client->next_board : client->board;
     uint64_t version;
-    if (board == NULL || !gq_board_peek (board, &version) ||
+    if (client->board == NULL || !gq_board_peek (client->board, &version) ||
         (client->has_weights &&
-         !gq_client_newer (client->board_term, version, client->term, client->version)))
+         !gq_client_newer (client->board_term, version, client->shown_term, client->shown_version)))
         return;
-    client->data = gq_board_lease (board, &client->words->lease, &client->version);
-    client->term = client->board_term;
+    client->shown_term = client->board_term;
+    client->shown_version = version;
     client->has_weights = true;
-    if (client->next_board != NULL) {
-        gq_board_close (&client->board);
-        client->board = client->next_board;
-        client->next_board = NULL;
-    }
+}
+
+void
+gq_client_copy_weights (gq_client *client)
+{
+    uint64_t version;
+    if (client->board == NULL ||
+        (client->data != NULL && !gq_client_newer (client->shown_term, client->shown_version,
+                                                   client->term, client->version)))
+        return;
+    /* Leased for the time of a copy only: blocks are few, and a rollout is long. */
+    const float *block = gq_board_lease (client->board, &client->words->lease, &version);
+    if (block == NULL)
+        return;
+    memcpy (client->aligned, block, (size_t)client->layout.element_count * sizeof *block);
+    atomic_store (&client->words->lease, GQ_LEASE_NONE);
+    client->data = client->aligned;
+    client->term = client->board_term;
+    client->version = version;
 }
 
 bool
 gq_client_lane_news (gq_client *client)
 {
     gq_lane_words *words = client->words;
+    look_at_board (client);
     const unsigned bell = atomic_load (&words->bell);
     const unsigned beat = atomic_load (&words->beat);
-    if (bell == client->bell && beat == client->beat)
+    if (bell == client->bell && beat == client->beat && client->boardless_ns == 0)
         return false;
     client->bell = bell;
     if (beat != client->beat) {
@@ -169,12 +211,10 @@ gq_client_lane_news (gq_client *client)
     }
     if (atomic_load (&words->fenced) != 0 && client->higher_epoch <= client->epoch)
         client->higher_epoch = client->epoch + 1;
-    const unsigned term = atomic_load (&words->term);
-    if (term != client->board_term)
-        look_for_board (client, term);
     gq_lane_ack ack;
     if (gq_lane_ack_read (words, &ack) && ack.term != 0)
         gq_client_take_ack (client, ack.term, ack.version, &ack.ack);
-    take_weights (client);
+    follow_board (client);
+    look_at_board (client);
     return true;
 }

@@ -88,8 +88,8 @@ install_weights (gq_client *client, const gq_frame *frame)
         memcpy (client->aligned, payload, frame->payload_bytes);
         client->data = client->aligned;
     }
-    client->version = frame->version;
-    client->term = frame->term;
+    client->version = client->shown_version = frame->version;
+    client->term = client->shown_term = frame->term;
     client->has_weights = true;
 }
 
@@ -193,7 +193,7 @@ resend_due (gq_client *client, uint64_t now_ns)
 static void
 ask_if_unknown (gq_client *client, uint64_t now_ns)
 {
-    if (client->term <= client->known_term || fenced (client) || client->asking) {
+    if (client->shown_term <= client->known_term || fenced (client) || client->asking) {
         client->unknown_ns = 0;
         return;
     }
@@ -253,12 +253,16 @@ static int
 service_lane (gq_client *client, int wait_ms, bool sockets_matter)
 {
     bool news = gq_client_lane_news (client);
+    if (client->words == NULL)
+        return 0; /* the lane has ended */
     if (sockets_matter)
         return news || wait_ms < SOCKET_MS ? 0 : SOCKET_MS;
     if (!news && wait_ms > 0) {
         uint64_t sleep_ns = (wait_ms < SLEEP_MS ? (uint64_t)wait_ms : SLEEP_MS) * MS_NS;
         gq_lane_sleep (client->words, client->bell, sleep_ns);
         gq_client_lane_news (client);
+        if (client->words == NULL)
+            return 0;
     }
     uint64_t now_ns = gq_now_ns ();
     if (now_ns - client->sockets_ns < SOCKET_MS * MS_NS)

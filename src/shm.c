@@ -93,6 +93,16 @@ gq_shm_open (gq_shm *shm, const char *path, size_t size_min, gq_error *error)
 }
 
 void
+gq_shm_remove (const gq_shm *shm)
+{
+    struct stat ours;
+    struct stat named;
+    if (fstat (shm->fd, &ours) == 0 && lstat (shm->path, &named) == 0 &&
+        ours.st_dev == named.st_dev && ours.st_ino == named.st_ino)
+        unlink (shm->path);
+}
+
+void
 gq_shm_close (gq_shm *shm)
 {
     if (shm->bytes != NULL)

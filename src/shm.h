@@ -40,6 +40,10 @@ GQ_CHECK gq_status gq_shm_show (gq_shm *shm, gq_error *error);
  * GQ_OK; GQ_NOTFOUND, GQ_IO (no permission, say), GQ_MALFORMED (too short) with *error. */
 GQ_CHECK gq_status gq_shm_open (gq_shm *shm, const char *path, size_t size_min, gq_error *error);
 
+/* Remove the name, if it is still this file's: the directory may have been moved, and another's be
+ * in its place. */
+void gq_shm_remove (const gq_shm *shm);
+
 /* Unmap; the file stays.  Any number of times. */
 void gq_shm_close (gq_shm *shm);
 

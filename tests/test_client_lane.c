@@ -111,19 +111,33 @@ Test (client_lane, gradients_lie_in_slots_and_are_settled_by_shared_memory, .ini
     AWAIT (gq_client_count (client).acknowledged == 1);
 }
 
-Test (client_lane, weights_are_read_in_place_and_stay_until_newer_ones_are_taken, .init = begin_shm,
+/* An actor computes for long: no block may be held meanwhile. */
+Test (client_lane, weights_come_at_once_without_a_bell_and_hold_no_block, .init = begin_shm,
       .fini = end_shm)
 {
     gq_weights first = weights ();
     cr_assert_eq (first.version, FAKE_VERSION);
     cr_assert_eq (first.data[0], 1);
-    cr_assert_eq (gq_lanes_leased (fake.lanes), 1);
-    show (fake.lanes, FAKE_VERSION + 1, 2);
-    cr_assert_eq (gq_lanes_leased (fake.lanes), 1, "nothing is taken before it is asked for");
+    cr_assert_eq (gq_lanes_leased (fake.lanes), 0);
+    const float two[FAKE_COUNT] = {2};
+    cr_assert (gq_lanes_show (fake.lanes, two, FAKE_VERSION + 1)); /* rings for nobody */
     gq_weights second = weights ();
     cr_assert_eq (second.version, FAKE_VERSION + 1);
     cr_assert_eq (second.data[0], 2);
-    cr_assert_eq (gq_lanes_leased (fake.lanes), 2);
+    cr_assert_eq (gq_lanes_leased (fake.lanes), 0);
+}
+
+Test (client_lane, a_board_that_cannot_be_opened_leads_to_inline, .init = begin_shm,
+      .fini = end_shm)
+{
+    gq_lanes *dead = fake.lanes;
+    fake.lanes = make_lanes (FAKE_TERM + 1);
+    cr_assert_eq (unlink (gq_lanes_board_path (fake.lanes)), 0);
+    AWAIT (strcmp (gq_client_lane (client, NULL), "inline") == 0);
+    const char *reason;
+    gq_client_lane (client, &reason);
+    cr_assert_not_null (strstr (reason, "board"), "%s", reason);
+    gq_lanes_close (&dead);
 }
 
 Test (client_lane, waiting_ends_by_the_bell_when_its_version_is_shown, .init = begin_shm,
@@ -247,6 +261,7 @@ Test (client_lane, what_is_no_lane_file_leads_to_inline_with_a_reason)
     config.lane = "shm";
     cr_assert_eq (fake_open (&fake, &client, config, &error), GQ_REFUSED);
     cr_assert_not_null (strstr (error.text, "is no file of"), "%s", error.text);
+    cr_assert_eq (unlink (path), 0);
     gq_lanes_close (&fake.lanes);
     fake_end (&fake);
 }

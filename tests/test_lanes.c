@@ -195,6 +195,60 @@ Test (lanes, leases_are_seen_and_nonsense_is_not, .init = setup, .fini = teardow
     actor.lane->ops->close (&actor.lane);
 }
 
+/* Leases are words that actors write: whatever they hold, nothing ends, and others are shown what
+ * there is room for. */
+Test (lanes, while_all_other_blocks_are_leased_nothing_newer_is_shown, .init = setup,
+      .fini = teardown)
+{
+    const float weights[COUNT] = {1, 2, 3};
+    peer actors[GQ_BOARD_BLOCKS];
+    cr_assert (gq_lanes_show (lanes, weights, 7));
+    uint32_t shown = gq_board_shown (gq_lanes_board (lanes));
+    for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++) {
+        actors[i] = grant_and_attach (3 + i);
+        atomic_store (&actors[i].words->lease, i + 1);
+    }
+    cr_assert_not (gq_lanes_show (lanes, weights, 8));
+    cr_assert_eq (gq_board_shown (gq_lanes_board (lanes)), shown);
+    uint32_t other = (shown + 1) % GQ_BOARD_BLOCKS;
+    atomic_store (&actors[other].words->lease, GQ_LEASE_NONE);
+    cr_assert (gq_lanes_show (lanes, weights, 9));
+    cr_assert_eq (gq_board_shown (gq_lanes_board (lanes)), other);
+    for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++)
+        actors[i].lane->ops->close (&actors[i].lane);
+}
+
+Test (lanes, files_that_nobody_attaches_go_after_a_while_and_unfinished_ones_at_the_next_start,
+      .init = setup, .fini = teardown)
+{
+    gq_error error;
+    char path[PATH_MAX + 16];
+    cr_assert_not_null (gq_lanes_grant (lanes, 1, 3, 2, &error));
+    for (int i = 0; i < 100; i++)
+        gq_lanes_tend (lanes);
+    cr_assert (!exists (3));
+    snprintf (path, sizeof path, "%s/actor-1-9.new", directory);
+    support_write (path, "half", 4);
+    gq_lanes *dead = lanes;
+    open_lanes (2);
+    cr_assert_neq (access (path, F_OK), 0);
+    gq_lanes_close (&dead);
+    cr_assert_eq (access (gq_lanes_board_path (lanes), F_OK), 0, "the living one's board stays");
+}
+
+Test (lanes, a_start_without_lanes_removes_what_nobody_uses, .init = setup, .fini = teardown)
+{
+    gq_error error;
+    peer actor = grant_and_attach (3);
+    cr_assert_not_null (gq_lanes_grant (lanes, 1, 4, 2, &error));
+    gq_lanes_sweep (directory);
+    cr_assert (exists (3), "its actor lives");
+    cr_assert (!exists (4));
+    actor.lane->ops->close (&actor.lane);
+    gq_lanes_sweep (directory);
+    cr_assert_neq (access (directory, F_OK), 0);
+}
+
 Test (lanes, the_next_optimizer_takes_up_who_lives_and_removes_who_does_not, .init = setup,
       .fini = teardown)
 {
