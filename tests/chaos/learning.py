@@ -32,11 +32,16 @@ def children_of(pid: int) -> list:
     """Processes below pid.  One that ends meanwhile has none."""
     found = []
     try:
-        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-            for word in tasks.read_text().split():
-                found += [int(word), *children_of(int(word))]
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        pass
+        return found
+    for thread in threads:
+        try:
+            words = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+        except OSError:
+            continue
+        for word in words:
+            found += [int(word), *children_of(int(word))]
     return found
 
 
