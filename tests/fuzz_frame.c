@@ -41,7 +41,8 @@ check (const uint8_t *bytes, size_t size)
         REQUIRE (memcmp (&frame, &untouched, sizeof frame) == 0);
         return;
     }
-    REQUIRE (size == GQ_FRAME_HEADER_BYTES + frame.payload_bytes);
+    REQUIRE (size == GQ_FRAME_HEADER_BYTES + (frame.lane == GQ_LANE_SHM ? 0 : frame.payload_bytes));
+    REQUIRE (frame.lane == GQ_LANE_SHM ? frame.kind == GQ_KIND_GRADIENT : frame.slot == 0);
     REQUIRE (frame.kind == GQ_KIND_ACK || frame.payload_bytes == frame.count * sizeof (float));
     status = gq_frame_check_payload (bytes, size);
     REQUIRE (status == GQ_OK || status == GQ_CHECKSUM);
