@@ -16,7 +16,7 @@
 
 #include "gradq/protocol.h"
 
-/* One shown, one being written, and six versions that readers still use.  When readers hold more,
+/* One shown, one being written, and six that readers still copy from.  When readers hold more,
  * the optimizer shows no newer one until a block comes back; steps go on. */
 #define GQ_BOARD_BLOCKS 8
 #define GQ_BOARD_NONE   UINT32_MAX

@@ -1,6 +1,6 @@
 /*
  * Lane file: the shared memory between one life of an actor and the optimizer.  Slots in which the
- * actor builds gradients and the optimizer reads them in place, and words by which the two tell
+ * actor builds gradients for the optimizer to copy, and words by which the two tell
  * each other what the sockets would, only sooner.  Steps 1, 6 and 7 of a gradient's path on lane
  * shm.
  *
