@@ -12,8 +12,11 @@
 
 /* Current, next, and up to two versions on their way to the broker: one that ZeroMQ writes to the
  * socket, one that follows it.  More would be older ones when they arrive. */
-#define BUFFER_COUNT 4
+#define OWN_COUNT 4
+_Static_assert(OWN_COUNT == GQ_BOARD_SPARES, "steps go on whatever readers of the board hold");
 _Static_assert(GQ_FRAME_HEADER_BYTES % 64 == 0, "vectors follow headers, aligned");
+
+#define NONE SIZE_MAX
 
 typedef struct buffer {
     uint8_t *bytes;   /* header, then f32[count] */
@@ -22,9 +25,11 @@ typedef struct buffer {
 
 struct gq_buffers {
     uint64_t count;
+    gq_lanes *lanes; /* NULL: memory of our own */
+    size_t size;     /* buffers in use */
     size_t current;
-    size_t next; /* handed out by gq_buffers_next, BUFFER_COUNT for none */
-    buffer buffers[BUFFER_COUNT];
+    size_t next;                  /* handed out by gq_buffers_next, NONE for none */
+    buffer buffers[GQ_BOARD_ALL]; /* those that may be shown come first */
 };
 
 static size_t
@@ -34,22 +39,28 @@ frame_bytes (const gq_buffers *self)
 }
 
 gq_buffers *
-gq_buffers_new (uint64_t count)
+gq_buffers_new (uint64_t count, gq_lanes *lanes)
 {
     gq_buffers *self = calloc (1, sizeof *self);
     if (self == NULL)
         return NULL;
     self->count = count;
-    self->next = BUFFER_COUNT;
+    self->lanes = lanes;
+    self->size = lanes != NULL ? GQ_BOARD_ALL : OWN_COUNT;
+    self->next = NONE;
     size_t size = (frame_bytes (self) + 63) / 64 * 64;
-    for (size_t i = 0; i < BUFFER_COUNT; i++) {
+    for (size_t i = 0; i < self->size; i++) {
+        atomic_init (&self->buffers[i].lent, false);
+        if (lanes != NULL) {
+            self->buffers[i].bytes = gq_board_block (gq_lanes_board (lanes), (uint32_t)i);
+            continue;
+        }
         self->buffers[i].bytes = aligned_alloc (64, size);
         if (self->buffers[i].bytes == NULL) {
             gq_buffers_free (&self);
             return NULL;
         }
         memset (self->buffers[i].bytes, 0, size);
-        atomic_init (&self->buffers[i].lent, false);
     }
     return self;
 }
@@ -60,9 +71,10 @@ gq_buffers_free (gq_buffers **buffers_p)
     gq_buffers *self = *buffers_p;
     if (self == NULL)
         return;
-    for (size_t i = 0; i < BUFFER_COUNT; i++) {
+    for (size_t i = 0; i < self->size; i++) {
         assert (!atomic_load (&self->buffers[i].lent));
-        free (self->buffers[i].bytes);
+        if (self->lanes == NULL)
+            free (self->buffers[i].bytes);
     }
     free (self);
     *buffers_p = NULL;
@@ -80,40 +92,61 @@ gq_buffers_current (const gq_buffers *self)
     return vector_of (&self->buffers[self->current]);
 }
 
-/* Free: neither current nor lent.  The acquire pairs with the release in give_back: the reader's
- * last read happens before our next write. */
-static bool
-is_free (const gq_buffers *self, size_t index)
+/* Bit i: buffer i may be read by an actor of this host. */
+static uint32_t
+read_by_actors (const gq_buffers *self)
 {
-    return index != self->current &&
-           !atomic_load_explicit (&self->buffers[index].lent, memory_order_acquire);
+    if (self->lanes == NULL)
+        return 0;
+    const uint32_t shown = gq_board_shown (gq_lanes_board (self->lanes));
+    return gq_lanes_leased (self->lanes) | (shown < GQ_BOARD_BLOCKS ? 1u << shown : 0);
 }
 
-static size_t
-next_free (const gq_buffers *self)
+/* Bit i: buffer i is free.  The acquire pairs with the release in give_back: the reader's last read
+ * happens before our next write. */
+static uint32_t
+free_ones (const gq_buffers *self)
 {
-    for (size_t i = 1; i < BUFFER_COUNT; i++)
-        if (is_free (self, (self->current + i) % BUFFER_COUNT))
-            return (self->current + i) % BUFFER_COUNT;
-    return BUFFER_COUNT;
+    uint32_t bits = 0;
+    for (size_t i = 0; i < self->size; i++)
+        if (i != self->current && i != self->next &&
+            !atomic_load_explicit (&self->buffers[i].lent, memory_order_acquire))
+            bits |= 1u << i;
+    return bits & ~read_by_actors (self);
 }
 
 float *
 gq_buffers_next (gq_buffers *self)
 {
-    /* Buffers come back at any time: what was handed out is remembered, not searched again. */
-    if (self->next == BUFFER_COUNT)
-        self->next = next_free (self);
-    assert (self->next < BUFFER_COUNT); /* gq_buffers_lend keeps one back */
+    /* Buffers come back at any time: what was handed out is remembered, not searched again.  The
+     * first free one: few of them are used, then, and stay in the caches. */
+    if (self->next == NONE) {
+        uint32_t bits = free_ones (self);
+        assert (bits != 0); /* gq_buffers_lend keeps one back, and spares are nobody else's */
+        self->next = (size_t)__builtin_ctz (bits);
+    }
     return vector_of (&self->buffers[self->next]);
+}
+
+uint32_t
+gq_buffers_current_block (const gq_buffers *self)
+{
+    return (uint32_t)self->current;
+}
+
+uint32_t
+gq_buffers_next_block (const gq_buffers *self)
+{
+    assert (self->next != NONE);
+    return (uint32_t)self->next;
 }
 
 void
 gq_buffers_turn (gq_buffers *self)
 {
-    assert (self->next < BUFFER_COUNT);
+    assert (self->next != NONE);
     self->current = self->next;
-    self->next = BUFFER_COUNT;
+    self->next = NONE;
 }
 
 static void
@@ -127,9 +160,8 @@ give_back (void *data, void *hint)
 gq_status
 gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
 {
-    size_t free_count = 0;
-    for (size_t i = 0; i < BUFFER_COUNT; i++)
-        free_count += is_free (self, i) ? 1 : 0;
+    const int free_count =
+        __builtin_popcount (free_ones (self)) + (self->next != NONE ? 1 : 0);
     buffer *which = &self->buffers[self->current];
     /* One for the next step and, as this one stays lent, one for the step after that. */
     if (free_count < 2 || atomic_load_explicit (&which->lent, memory_order_acquire))
@@ -141,4 +173,21 @@ gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
         return GQ_AGAIN;
     }
     return GQ_OK;
+}
+
+bool
+gq_buffers_show (gq_buffers *self, uint64_t version)
+{
+    gq_board *board = gq_lanes_board (self->lanes);
+    size_t index = self->current;
+    if (index >= GQ_BOARD_BLOCKS) {
+        const uint32_t bits = free_ones (self) & ((1u << GQ_BOARD_BLOCKS) - 1);
+        if (bits == 0)
+            return false;
+        index = (size_t)__builtin_ctz (bits);
+        memcpy (vector_of (&self->buffers[index]), gq_buffers_current (self),
+                (size_t)self->count * sizeof (float));
+    }
+    gq_board_show (board, (uint32_t)index, version);
+    return true;
 }

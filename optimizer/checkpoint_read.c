@@ -182,7 +182,7 @@ restore_retired (const gq_safetensors *file, gq_core *core, gq_error *error)
     json_decref (json);
     if (status != GQ_OK)
         gq_fail (error, status, "__metadata__ has no sound \"" GQ_RETIRED_NAME "\"");
-    else if (gq_rule_state_allocate (state, core->layout.element_count) != GQ_OK)
+    else if (gq_rule_state_allocate (state, core->layout.element_count, GQ_SLIDE) != GQ_OK)
         status = gq_fail (error, GQ_MEMORY, "no memory for the slots of rule %s", state->name);
     for (size_t i = 0; i < state->slot_count && status == GQ_OK; i++) {
         char prefix[GQ_CHECKPOINT_NAME_MAX - GQ_NAME_MAX];

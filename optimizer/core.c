@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core_internal.h"
 #include "crash.h"
 #include "frame.h"
 #include "log.h"
@@ -27,12 +28,20 @@ void
 gq_core_clear (gq_core *core)
 {
     gq_buffers_free (&core->buffers);
+    if (core->live == NULL) {
+        free (core->sum);
+        free (core->spare);
+    } else {
+        /* Also after a clean end: should the last checkpoint be damaged, what was only named since
+         * the one before it is nowhere else. */
+        gq_lanes_keep_board (core->lanes);
+    }
+    gq_live_free (&core->live);
     gq_lanes_close (&core->lanes);
     gq_layout_clear (&core->layout);
     gq_rule_state_clear (&core->retired);
-    free (core->sum);
     free (core->aligned);
-    core->sum = core->aligned = NULL;
+    core->sum = core->spare = core->aligned = NULL;
 }
 
 static bool
@@ -100,17 +109,33 @@ gq_core_check_layout (const gq_rule *rule, const gq_layout *layout, gq_error *er
     return status;
 }
 
+/* Memory for the step being aggregated, and for what it becomes with the next gradient. */
+static gq_status
+allocate_sums (gq_core *core, uint64_t count)
+{
+    if (core->sum != NULL)
+        return GQ_OK;
+    float *sum = malloc (count * sizeof *sum);
+    float *spare = malloc (count * sizeof *spare);
+    if (sum == NULL || spare == NULL) {
+        free (sum);
+        free (spare);
+        return GQ_MEMORY;
+    }
+    core->sum = sum;
+    core->spare = spare;
+    return GQ_OK;
+}
+
 gq_status
 gq_core_set_layout (gq_core *core, gq_layout *layout)
 {
     assert (core->buffers == NULL);
     uint64_t count = layout->element_count;
-    core->buffers = gq_buffers_new (count);
+    core->buffers = gq_buffers_new (count, NULL);
     core->aligned = malloc (count * sizeof (float));
-    if (core->config.aggregate > 1)
-        core->sum = malloc (count * sizeof (float));
     if (core->buffers == NULL || core->aligned == NULL ||
-        (core->config.aggregate > 1 && core->sum == NULL) ||
+        (core->config.aggregate > 1 && allocate_sums (core, count) != GQ_OK) ||
         gq_rule_reset (core->rule, count) != GQ_OK) {
         gq_layout keep = core->layout;
         gq_core_clear (core);
@@ -123,24 +148,6 @@ gq_core_set_layout (gq_core *core, gq_layout *layout)
 }
 
 void
-gq_core_share (gq_core *core)
-{
-    gq_error error = {""};
-    if (core->lane_directory == NULL || core->lanes != NULL || core->layout.tensor_count == 0)
-        return;
-    const uint64_t count = core->layout.element_count;
-    gq_lanes_config config = {.directory = core->lane_directory,
-                              .term = core->term,
-                              .digest = core->layout.digest,
-                              .count = count};
-    memcpy (config.run, core->run, GQ_RUN_ID_BYTES);
-    core->lane_directory = NULL; /* tried */
-    if (gq_lanes_open (&core->lanes, &config, &core->ledger, &error) != GQ_OK)
-        gq_log (GQ_LOG_WARNING, "no shared memory: actors of this host take lane inline, too",
-                "message", "s", error.text, NULL);
-}
-
-void
 gq_core_set_weights (gq_core *core, const float *weights, uint64_t version, uint64_t applied)
 {
     float *next = gq_buffers_next (core->buffers);
@@ -149,6 +156,7 @@ gq_core_set_weights (gq_core *core, const float *weights, uint64_t version, uint
     core->version = core->start_version = version;
     core->applied = applied;
     core->has_weights = true;
+    gq_core_commit (core);
 }
 
 uint64_t
@@ -172,9 +180,9 @@ payload_of (gq_core *core, const void *bytes)
 }
 
 /* Shape, bytes and values of the vector are sound. */
-static gq_status
-check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
-              const float **vector)
+gq_status
+gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
+                      const float **vector)
 {
     if (core->layout.tensor_count == 0 || frame->digest != core->layout.digest)
         return GQ_LAYOUT;
@@ -184,10 +192,12 @@ check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *fra
         const float *slot = core->lanes == NULL ? NULL : gq_lanes_vector (core->lanes, frame);
         if (slot == NULL)
             return GQ_NOTFOUND;
-        /* Read once: what is checked, journaled and applied must be the same, even if its actor
-         * goes on writing. */
-        memcpy (core->aligned, slot, (size_t)frame->payload_bytes);
-        *vector = core->aligned;
+        *vector = slot;
+        /* What is journaled and applied must be the same, even if its actor goes on writing. */
+        if (core->journal != NULL && !core->journal->off && core->live == NULL)
+            *vector = memcpy (core->aligned, slot, (size_t)frame->payload_bytes);
+        if (frame->finite)
+            return GQ_OK; /* its actor's word; the step looks again, at each element that it takes */
     } else {
         gq_status status = gq_frame_check_payload (bytes, size);
         if (status != GQ_OK)
@@ -213,26 +223,62 @@ damping (gq_core *core, uint64_t staleness)
     return staleness == 0 || mean >= (double)staleness ? 1.0 : mean / (double)staleness;
 }
 
+/* Elements that are not finite, in a gradient that was looked at before: they counted as 0. */
 static void
-step (gq_core *core, const float *gradient, float scale)
+note_unsound (gq_core *core, const gq_frame *frame)
 {
-    float *next = gq_buffers_next (core->buffers);
-    gq_rule_step (core->rule, gq_buffers_current (core->buffers), next, gradient, scale);
-    gq_buffers_turn (core->buffers);
-    core->version++;
+    core->unsound++;
+    if ((core->unsound & (core->unsound - 1)) == 0)
+        gq_log (GQ_LOG_WARNING,
+                "an actor wrote to a gradient that it had committed, or called it finite without a "
+                "look: what is not finite in it counts as 0",
+                "actor", "u", (uint64_t)frame->actor, "sequence", "u", frame->sequence, "times",
+                "u", core->unsound, NULL);
 }
 
-/* sum = weight * gradient, or sum += weight * gradient. */
-static void
-accumulate (float *restrict sum, const float *restrict gradient, uint64_t count, float weight,
-            bool first)
+/* false: the gradient was not finite any more. */
+static bool
+step (gq_core *core, const float *gradient, float scale)
 {
-    if (first)
-        for (uint64_t i = 0; i < count; i++)
-            sum[i] = weight * gradient[i];
-    else
-        for (uint64_t i = 0; i < count; i++)
-            sum[i] += weight * gradient[i];
+    core->version++;
+    if (core->numbers_only)
+        return true;
+    assert (core->live == NULL || core->pending == 0);
+    float *next = gq_buffers_next (core->buffers);
+    atomic_ullong done;
+    atomic_init (&done, core->pending);
+    core->pending = 0;
+    const bool finite = gq_rule_step_on (
+        core->rule, gq_buffers_current (core->buffers), next, gradient, scale,
+        core->live == NULL
+            ? &done
+            : gq_live_begin_step (core->live, gq_buffers_next_block (core->buffers)));
+    gq_buffers_turn (core->buffers);
+    return finite;
+}
+
+/* Into the spare vector, which becomes the sum: sum = weight * gradient, or sum + weight *
+ * gradient. */
+static bool
+accumulate (gq_core *core, const float *gradient, uint64_t count, float weight)
+{
+    const float *restrict sum = core->sum;
+    float *restrict next = core->spare;
+    float block[GQ_SLIDE];
+    bool finite = true;
+    for (uint64_t at = 0; at < count; at += GQ_SLIDE) {
+        const uint64_t size = count - at < GQ_SLIDE ? count - at : GQ_SLIDE;
+        finite &= gq_copy_finite (block, gradient + at, size);
+        if (core->held == 0)
+            for (uint64_t i = 0; i < size; i++)
+                next[at + i] = weight * block[i];
+        else
+            for (uint64_t i = 0; i < size; i++)
+                next[at + i] = sum[at + i] + weight * block[i];
+    }
+    core->spare = core->sum;
+    core->sum = next;
+    return finite;
 }
 
 /* Make the step being aggregated, if it is complete. */
@@ -241,7 +287,7 @@ finish_step (gq_core *core)
 {
     if (core->held < core->config.aggregate)
         return GQ_OUTCOME_HELD;
-    step (core, core->sum, (float)(1.0 / core->held_weight));
+    (void)step (core, core->sum, (float)(1.0 / core->held_weight));
     core->applied += core->held;
     core->held = 0;
     gq_ledger_settle_all (&core->ledger);
@@ -253,15 +299,16 @@ static gq_outcome
 aggregate (gq_core *core, const gq_frame *frame, const float *gradient, double factor)
 {
     double weight = core->config.weigh_samples ? (double)frame->samples : 1.0;
-    accumulate (core->sum, gradient, frame->count, (float)(weight * factor), core->held == 0);
+    if (!core->numbers_only && !accumulate (core, gradient, frame->count, (float)(weight * factor)))
+        note_unsound (core, frame);
     core->held_weight = core->held == 0 ? weight : core->held_weight + weight;
     core->held++;
     gq_ledger_hold (&core->ledger, frame->actor);
     return finish_step (core);
 }
 
-static gq_outcome
-apply (gq_core *core, const gq_frame *frame, const float *gradient)
+gq_outcome
+gq_core_apply (gq_core *core, const gq_frame *frame, const float *gradient)
 {
     uint64_t staleness = staleness_of (core, frame);
     gq_ledger_enter (&core->ledger, frame->actor, frame->sequence);
@@ -271,7 +318,8 @@ apply (gq_core *core, const gq_frame *frame, const float *gradient)
     double factor = core->config.damp ? damping (core, staleness) : 1.0;
     if (core->config.aggregate > 1)
         return aggregate (core, frame, gradient, factor);
-    step (core, gradient, (float)factor);
+    if (!step (core, gradient, (float)factor))
+        note_unsound (core, frame);
     core->applied++;
     gq_ledger_settle (&core->ledger, frame->actor);
     return GQ_OUTCOME_STEPPED;
@@ -281,7 +329,7 @@ apply (gq_core *core, const gq_frame *frame, const float *gradient)
 static gq_status
 judge (gq_core *core, const void *bytes, size_t size, const gq_frame *frame, const float **vector)
 {
-    gq_status status = check_vector (core, bytes, size, frame, vector);
+    gq_status status = gq_core_check_vector (core, bytes, size, frame, vector);
     if (status == GQ_OK && !core->has_weights)
         status = GQ_LAYOUT;
     if (status == GQ_OK && !core->config.damp &&
@@ -290,15 +338,16 @@ judge (gq_core *core, const void *bytes, size_t size, const gq_frame *frame, con
     return status;
 }
 
-static void
-refuse (gq_core *core, const gq_frame *frame, gq_status reason)
+void
+gq_core_refuse (gq_core *core, const gq_frame *frame, gq_status reason)
 {
     core->rejected_by[reason]++;
     gq_ledger_enter (&core->ledger, frame->actor, frame->sequence);
     gq_ledger_refuse (&core->ledger, frame->actor, frame->sequence, reason);
 }
 
-/* An accepted gradient goes into the journal as a frame of lane inline, wherever it lies. */
+/* An accepted gradient goes into the journal as a frame of lane inline, wherever it lies; but where
+ * the state outlives us, one in shared memory is only named. */
 static gq_status
 record_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
                  const float *vector)
@@ -306,10 +355,15 @@ record_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *
     uint8_t header[GQ_FRAME_HEADER_BYTES];
     struct iovec parts[] = {{.iov_base = (void *)(uintptr_t)bytes, .iov_len = size},
                             {.iov_base = (void *)(uintptr_t)vector, .iov_len = 0}};
+    if (frame->lane == GQ_LANE_SHM && core->live != NULL) {
+        parts[1] = (struct iovec){.iov_base = &core->boot, .iov_len = sizeof core->boot};
+        return gq_journal_append (core->journal, GQ_RECORD_NAMED, parts, 2);
+    }
     if (frame->lane == GQ_LANE_SHM) {
         gq_frame whole = *frame;
         whole.lane = GQ_LANE_INLINE;
         whole.slot = 0;
+        whole.finite = false;
         gq_frame_encode (&whole, vector, header);
         parts[0].iov_base = header;
         parts[1].iov_len = (size_t)frame->payload_bytes;
@@ -355,10 +409,13 @@ take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *fr
         return GQ_OUTCOME_BLOCKED;
     gq_crash_point ("before-apply");
     *reason = decision;
-    if (decision == GQ_OK)
-        return apply (core, frame, vector);
-    refuse (core, frame, decision);
-    return GQ_OUTCOME_REFUSED;
+    if (decision != GQ_OK) {
+        gq_core_refuse (core, frame, decision);
+        return GQ_OUTCOME_REFUSED;
+    }
+    gq_outcome outcome = gq_core_apply (core, frame, vector);
+    gq_core_commit (core);
+    return outcome;
 }
 
 /* First weights count only while there are none; later offers are what a late joiner may send. */
@@ -367,7 +424,8 @@ take_initial (gq_core *core, const void *bytes, size_t size, const gq_frame *fra
               gq_status *reason)
 {
     const float *vector = NULL;
-    *reason = core->has_weights ? GQ_AGAIN : check_vector (core, bytes, size, frame, &vector);
+    *reason =
+        core->has_weights ? GQ_AGAIN : gq_core_check_vector (core, bytes, size, frame, &vector);
     if (*reason != GQ_OK)
         return GQ_OUTCOME_IGNORED;
     gq_core_set_weights (core, vector, 0, 0);
@@ -406,101 +464,14 @@ gq_core_grant (gq_core *core, uint32_t actor, uint32_t epoch, const uint8_t nonc
     return status;
 }
 
-static gq_status
-misfit (const gq_record *record, const char *what, gq_error *error)
-{
-    return gq_fail (
-        error, GQ_MALFORMED, "journal: record %llu (%s, offset %llu) does not fit the state: %s",
-        (unsigned long long)record->lsn, record->segment, (unsigned long long)record->offset, what);
-}
-
-static gq_status
-replay_grant (gq_core *core, const gq_record *record, gq_error *error)
-{
-    uint32_t words[2];
-    if (record->payload_bytes != sizeof words + GQ_NONCE_BYTES)
-        return misfit (record, "a grant has 24 bytes", error);
-    memcpy (words, record->payload, sizeof words);
-    if (words[0] >= GQ_ACTORS_MAX || words[1] == 0 ||
-        words[1] <= core->ledger.actors[words[0]].epoch)
-        return misfit (record, "its actor or epoch is impossible", error);
-    gq_ledger_grant (&core->ledger, words[0], words[1], record->payload + sizeof words);
-    return GQ_OK;
-}
-
-/* The frame (or, of a refusal, its header) is one that this state could have met. */
-static gq_status
-check_replayed (const gq_core *core, const gq_record *record, const gq_frame *frame,
-                gq_error *error)
-{
-    if (memcmp (frame->run, core->run, GQ_RUN_ID_BYTES) != 0)
-        return misfit (record, "it is of another run", error);
-    if (gq_ledger_judge (&core->ledger, frame->actor, frame->epoch, frame->sequence) != GQ_OK)
-        return misfit (record, "its gradient is not new", error);
-    return GQ_OK;
-}
-
-static gq_status
-replay_gradient (gq_core *core, const gq_record *record, gq_error *error)
-{
-    gq_frame frame;
-    const float *vector = NULL;
-    if (gq_frame_decode (record->payload, record->payload_bytes, &frame) != GQ_OK ||
-        frame.kind != GQ_KIND_GRADIENT)
-        return misfit (record, "it holds no gradient", error);
-    gq_status status = check_replayed (core, record, &frame, error);
-    if (status != GQ_OK)
-        return status;
-    if (!core->has_weights ||
-        check_vector (core, record->payload, record->payload_bytes, &frame, &vector) != GQ_OK)
-        return misfit (record, "the gradient could not have been accepted", error);
-    (void)apply (core, &frame, vector);
-    return GQ_OK;
-}
-
-static gq_status
-replay_refusal (gq_core *core, const gq_record *record, gq_error *error)
-{
-    gq_frame frame;
-    uint32_t words[2];
-    if (record->payload_bytes != sizeof words + GQ_FRAME_HEADER_BYTES)
-        return misfit (record, "a refusal has 136 bytes", error);
-    memcpy (words, record->payload, sizeof words);
-    if (words[0] == GQ_OK || words[0] >= GQ_STATUS_COUNT ||
-        gq_frame_decode_header (record->payload + sizeof words, &frame) != GQ_OK ||
-        frame.kind != GQ_KIND_GRADIENT)
-        return misfit (record, "its reason or header is wrong", error);
-    gq_status status = check_replayed (core, record, &frame, error);
-    if (status == GQ_OK)
-        refuse (core, &frame, (gq_status)words[0]);
-    return status;
-}
-
-gq_status
-gq_core_replay (gq_core *core, const gq_record *record, gq_error *error)
-{
-    switch (record->kind) {
-    case GQ_RECORD_GRANT:
-        return replay_grant (core, record, error);
-    case GQ_RECORD_GRADIENT:
-        return replay_gradient (core, record, error);
-    case GQ_RECORD_REFUSAL:
-        return replay_refusal (core, record, error);
-    default:
-        return misfit (record, "its kind is unknown", error);
-    }
-}
-
 gq_status
 gq_core_switch (gq_core *core, const gq_core_config *config, gq_rule *rule)
 {
     uint64_t count = core->layout.element_count;
     bool have = core->layout.tensor_count > 0;
-    if (have && config->aggregate > 1 && core->sum == NULL) {
-        core->sum = malloc (count * sizeof *core->sum);
-        if (core->sum == NULL)
-            return GQ_MEMORY;
-    }
+    assert (core->live == NULL); /* a life has one rule; its state is shared after */
+    if (have && config->aggregate > 1 && allocate_sums (core, count) != GQ_OK)
+        return GQ_MEMORY;
     if (have && rule != core->rule &&
         gq_rule_take_over (rule, core->rule, &core->retired, core->version, count) != GQ_OK)
         return GQ_MEMORY;

@@ -14,6 +14,7 @@
 #include "lanes.h"
 #include "layout.h"
 #include "ledger.h"
+#include "live.h"
 #include "plugin.h"
 #include "stats.h"
 
@@ -39,9 +40,15 @@ typedef struct gq_core {
     gq_buffers *buffers;        /* NULL: no layout yet */
     gq_lanes *lanes;            /* shared memory with actors; NULL: none */
     const char *lane_directory; /* where gq_core_share makes them; NULL: nowhere.  Borrowed */
+    bool name_gradients;        /* that lie in shared memory, and keep the state there, too */
+    gq_live *live;              /* where slots and sums lie then; NULL: in memory of our own */
+    uint64_t boot;              /* which NAMED records are of (gq_live_boot) */
     bool has_weights;
-    float *sum;     /* f32[count] of the step being aggregated; NULL until one is */
-    float *aligned; /* f32[count] for payloads that lie unaligned, or in an actor's memory */
+    float *sum;        /* f32[count] of the step being aggregated; NULL until one is */
+    float *spare;      /* f32[count] that it becomes with the next gradient */
+    float *aligned;    /* f32[count] for payloads that lie unaligned */
+    bool numbers_only; /* while replaying what the live state has: no arithmetic on vectors */
+    uint64_t pending;  /* blocks of the next step that a process before us had made */
 
     uint64_t version;       /* steps made in the run's whole life */
     uint64_t start_version; /* of this term */
@@ -53,6 +60,7 @@ typedef struct gq_core {
 
     gq_ledger ledger;
     uint64_t rejected_by[GQ_STATUS_COUNT];
+    uint64_t unsound;   /* gradients that were not what they had been called (not in checkpoints) */
     uint64_t malformed;       /* frames that named nobody whom we could answer */
     gq_histogram staleness;   /* steps, of gradients applied */
     double staleness_sum;     /* of all gradients that were not refused, */
@@ -87,10 +95,23 @@ GQ_CHECK gq_status gq_core_check_layout (const gq_rule *rule, const gq_layout *l
 GQ_CHECK gq_status gq_core_set_layout (gq_core *core, gq_layout *layout);
 
 /*
- * Share memory with the actors of this host, if there is a directory for it and a layout.  Once.  A
- * failure is logged, and actors take lane inline.
+ * Share memory with the actors of this host, if there is a directory for it and a layout: weights
+ * move to a board, and with name_gradients slots and sums behind them.  Once; before anything is
+ * lent; what was recovered is in a checkpoint, or in the journal by itself.  A failure is logged,
+ * and actors take lane inline.
  */
 void gq_core_share (gq_core *core);
+
+/*
+ * While replaying numbers only, at the record that an earlier process committed last: take weights,
+ * slots, scalars and sum from the state that it left.  The next gradient finishes the step that it
+ * was interrupted in.
+ *
+ * GQ_OK; GQ_CHECKSUM: it does not fit; GQ_AGAIN: a process is changing it.  After either *error
+ * says so, and the core is only good for gq_core_clear.
+ */
+GQ_CHECK gq_status gq_core_install (gq_core *core, const gq_live *live, const gq_board *board,
+                                    gq_error *error);
 
 /* Copy weights[count] in as the current version.  A layout is set. */
 void gq_core_set_weights (gq_core *core, const float *weights, uint64_t version, uint64_t applied);
@@ -110,8 +131,9 @@ GQ_CHECK gq_status gq_core_grant (gq_core *core, uint32_t actor, uint32_t epoch,
                                   const uint8_t nonce[GQ_NONCE_BYTES]);
 
 /*
- * Do again what a record of the journal says: GRANT, GRADIENT or REFUSAL.  Decisions are taken from
- * the record, never made anew.  GQ_OK; GQ_MALFORMED with *error: it does not fit the state.
+ * Do again what a record of the journal says: GRANT, GRADIENT, NAMED or REFUSAL.  Decisions are
+ * taken from the record, never made anew.  GQ_OK; GQ_MALFORMED with *error: it does not fit the
+ * state; GQ_NOTFOUND with *error: its gradient was only named, and record->vector is NULL.
  */
 GQ_CHECK gq_status gq_core_replay (gq_core *core, const gq_record *record, gq_error *error);
 

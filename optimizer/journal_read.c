@@ -159,7 +159,8 @@ read_records (reader *self, const char *name, const uint8_t *bytes, uint64_t siz
                                   .payload = bytes + end->size + sizeof header,
                                   .payload_bytes = header.payload_bytes,
                                   .segment = name,
-                                  .offset = end->size};
+                                  .offset = end->size,
+                                  .crc = header.crc};
         gq_status status = header.lsn <= self->after_lsn
                                ? GQ_OK
                                : self->handler (self->context, &record, self->error);

@@ -31,6 +31,7 @@ struct gq_lanes {
     char directory[PATH_MAX];
     char board_path[PATH_MAX];
     gq_board *board;
+    bool keep_board;
     lane **lanes; /* those in use, in no order: current lives, and earlier ones not yet over */
     size_t count, room;
     lane *current[GQ_ACTORS_MAX]; /* of the actor's newest epoch; NULL: none */
@@ -167,6 +168,16 @@ gq_lanes_sweep (const char *path)
     rmdir (path);
 }
 
+/* May one more actor hold a block for as long as it computes?  There are fewer than actors. */
+static bool
+room_to_hold (const gq_lanes *self)
+{
+    int holders = 0;
+    for (size_t i = 0; i < self->count; i++)
+        holders += atomic_load (&words_of (self->lanes[i])->may_hold) != 0 ? 1 : 0;
+    return holders < GQ_BOARD_HOLDERS;
+}
+
 /* This life serves the file from now on. */
 static void
 serve (const gq_lanes *self, const lane *which)
@@ -178,6 +189,8 @@ serve (const gq_lanes *self, const lane *which)
         atomic_store (&words->term, self->config.term);
     }
     atomic_store (&words->fenced, self->current[which->actor] != which);
+    if (room_to_hold (self))
+        atomic_store (&words->may_hold, 1);
     gq_lane_ring (words);
 }
 
@@ -198,8 +211,10 @@ gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config, const gq_ledge
     else if (mkdir (self->directory, 0700) != 0 && errno != EEXIST)
         status =
             gq_fail (error, GQ_IO, "cannot create %.900s: %s", self->directory, strerror (errno));
-    gq_board_config board = {
-        .term = config->term, .digest = config->digest, .count = config->count};
+    gq_board_config board = {.term = config->term,
+                             .digest = config->digest,
+                             .count = config->count,
+                             .rest_bytes = config->board_rest_bytes};
     memcpy (board.run, config->run, GQ_RUN_ID_BYTES);
     if (status == GQ_OK)
         status = gq_board_create (&self->board, self->board_path, &board, error);
@@ -230,12 +245,19 @@ gq_lanes_close (gq_lanes **lanes_p)
             free (which);
         }
     }
-    gq_board_remove (self->board);
+    if (!self->keep_board)
+        gq_board_remove (self->board);
     rmdir (self->directory); /* only when nobody goes on */
     gq_board_close (&self->board);
     free (self->lanes);
     free (self);
     *lanes_p = NULL;
+}
+
+void
+gq_lanes_keep_board (gq_lanes *self)
+{
+    self->keep_board = true;
 }
 
 gq_board *
@@ -351,21 +373,6 @@ gq_lanes_leased (const gq_lanes *self)
     return leased;
 }
 
-bool
-gq_lanes_show (gq_lanes *self, const float *weights, uint64_t version)
-{
-    uint32_t shown = gq_board_shown (self->board);
-    uint32_t taken = gq_lanes_leased (self) | (shown != GQ_BOARD_NONE ? 1u << shown : 0);
-    for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++)
-        if ((taken >> i & 1) == 0) {
-            memcpy (gq_board_block (self->board, i) + GQ_FRAME_HEADER_BYTES, weights,
-                    (size_t)self->config.count * sizeof *weights);
-            gq_board_show (self->board, i, version);
-            return true;
-        }
-    return false;
-}
-
 void
 gq_lanes_ring_all (gq_lanes *self)
 {
@@ -380,6 +387,8 @@ gq_lanes_tend (gq_lanes *self)
         lane *which = self->lanes[i];
         atomic_fetch_add (&words_of (which)->beat, 1);
         which->waits = attached (which) ? 0 : which->waits + 1;
+        if (room_to_hold (self))
+            atomic_store (&words_of (which)->may_hold, 1);
         if (over (which) || which->waits > WAITS_MAX ||
             (!attached (which) && self->current[which->actor] != which))
             drop (self, i);

@@ -20,7 +20,8 @@ typedef struct gq_lanes_config {
     uint8_t run[GQ_RUN_ID_BYTES];
     uint32_t term;
     uint64_t digest;
-    uint64_t count; /* elements */
+    uint64_t count;            /* elements */
+    uint64_t board_rest_bytes; /* as gq_board_config.rest_bytes */
 } gq_lanes_config;
 
 /*
@@ -32,8 +33,10 @@ typedef struct gq_lanes_config {
 GQ_CHECK gq_status gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config,
                                   const gq_ledger *ledger, gq_error *error);
 
-/* A clean end: removes the board and the files of actors that are gone. */
+/* A clean end: removes the board, unless it is kept, and the files of actors that are gone. */
 void gq_lanes_close (gq_lanes **lanes_p);
+/* The board may hold what is nowhere else: the next life looks into it. */
+void gq_lanes_keep_board (gq_lanes *lanes);
 
 /* What an earlier life left in `directory`, for one that offers no memory: the same. */
 void gq_lanes_sweep (const char *directory);
@@ -62,10 +65,6 @@ void gq_lanes_goes_inline (gq_lanes *lanes, uint32_t actor, uint32_t epoch);
 
 /* Bit i: block i of the board is leased. */
 uint32_t gq_lanes_leased (const gq_lanes *lanes);
-
-/* Show a copy of weights f32[count] as `version`.  false: every other block is leased; again later.
- * Nothing else depends on leases, which are the actors' to set: steps and sockets go on. */
-bool gq_lanes_show (gq_lanes *lanes, const float *weights, uint64_t version);
 
 /* A version was shown that some may have waited for longer than for their acknowledgement. */
 void gq_lanes_ring_all (gq_lanes *lanes);

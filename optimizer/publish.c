@@ -67,7 +67,7 @@ show (gq_publisher *self, gq_core *core, uint64_t now_ns)
     gq_board *board = gq_lanes_board (core->lanes);
     if (!core->has_weights || (gq_board_peek (board, &shown) && shown == core->version))
         return;
-    if (!gq_lanes_show (core->lanes, gq_buffers_current (core->buffers), core->version)) {
+    if (!gq_buffers_show (core->buffers, core->version)) {
         self->show_ns = now_ns + RETRY_NS;
     } else if (self->show_ns != 0) {
         self->show_ns = 0;

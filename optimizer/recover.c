@@ -3,14 +3,24 @@
  */
 #include "recover.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "crash.h"
+#include "frame.h"
+#include "lane_file.h"
+#include "log.h"
 
 typedef struct replayer {
     gq_recovery *recovery;
     gq_core *core;
+    gq_live *live; /* NULL: none is to be taken */
+    gq_board *board;
+    gq_live_mark mark; /* of it */
+    bool installed;
+    bool unfit;  /* it is why reading ended */
+    gq_shm lane; /* of the actor whose gradient was replayed last */
 } replayer;
 
 /* text[size], which no NUL ends, as a string. */
@@ -87,6 +97,13 @@ replay_term (replayer *self, const gq_record *record, gq_error *error)
                           (unsigned long long)self->core->version);
     else
         status = gq_core_check_layout (rule, &self->core->layout, error);
+    /* What retired would have to come from vectors that were passed over. */
+    if (status == GQ_OK && self->core->numbers_only && self->live != NULL &&
+        !gq_rule_state_same (gq_rule_state_of (rule), gq_rule_state_of (self->core->rule))) {
+        self->unfit = true;
+        status = gq_fail (error, GQ_CHECKSUM,
+                          "another rule took over between the last checkpoint and it");
+    }
     if (status == GQ_OK && gq_core_switch (self->core, &recovery->life.config, rule) != GQ_OK)
         status = gq_fail (error, GQ_MEMORY, "out of memory");
     if (status != GQ_OK) {
@@ -100,29 +117,145 @@ replay_term (replayer *self, const gq_record *record, gq_error *error)
     return GQ_OK;
 }
 
+/* The gradient that a record names, if it still lies in its actor's slot: nobody writes there
+ * before it is settled, and it is settled only after its step.  But after another boot the file may
+ * be of any moment.  Mapped until the next call. */
+static const float *
+find_vector (replayer *self, const gq_record *record)
+{
+    gq_frame frame;
+    uint64_t boot;
+    char path[PATH_MAX];
+    gq_shm_close (&self->lane);
+    if (self->recovery->lane_directory == NULL ||
+        record->payload_bytes != GQ_FRAME_HEADER_BYTES + sizeof boot ||
+        gq_frame_decode_header (record->payload, &frame) != GQ_OK)
+        return NULL;
+    memcpy (&boot, record->payload + GQ_FRAME_HEADER_BYTES, sizeof boot);
+    if (boot == 0 || boot != gq_live_boot () ||
+        !gq_lane_file_path (path, self->recovery->lane_directory, frame.actor, frame.epoch))
+        return NULL;
+    gq_lane_identity identity = {
+        .actor = frame.actor, .epoch = frame.epoch, .count = self->core->layout.element_count};
+    memcpy (identity.run, self->core->run, GQ_RUN_ID_BYTES);
+    if (gq_lane_file_open (&self->lane, path, &identity, NULL) != GQ_OK ||
+        frame.slot >= identity.slot_count ||
+        atomic_load (&gq_lane_file_words (&self->lane)->holds[frame.slot]) != frame.sequence)
+        return NULL;
+    return gq_lane_file_slot (&self->lane, identity.count, frame.slot);
+}
+
+static gq_status
+replay_gradient (replayer *self, const gq_record *record, gq_error *error)
+{
+    gq_record found = *record;
+    if (record->kind == GQ_RECORD_NAMED && !self->core->numbers_only)
+        found.vector = find_vector (self, record);
+    gq_status status = gq_core_replay (self->core, &found, error);
+    if (record->kind == GQ_RECORD_NAMED && status == GQ_OK)
+        self->recovery->named++;
+    self->recovery->lost = record->kind == GQ_RECORD_NAMED && status == GQ_NOTFOUND;
+    return status;
+}
+
+/* At the record that the live state includes last: from here on vectors count. */
+static gq_status
+install (replayer *self, uint32_t chain, gq_error *error)
+{
+    gq_live_mark mark = self->mark;
+    gq_status status = chain == mark.chain
+                           ? gq_core_install (self->core, self->live, self->board, error)
+                           : gq_fail (error, GQ_CHECKSUM, "it belongs to another journal");
+    self->unfit = status != GQ_OK;
+    if (status == GQ_AGAIN)
+        gq_fail (error, status, "an optimizer is at work in this run: stop it first");
+    if (status == GQ_OK) {
+        self->recovery->live_lsn = mark.lsn;
+        self->recovery->live_version = mark.version;
+        self->installed = true;
+    }
+    return status;
+}
+
 static gq_status
 replay (void *context, const gq_record *record, gq_error *error)
 {
     replayer *self = context;
-    if (record->lsn > self->recovery->lsn_max ||
-        (self->core->has_weights && self->core->version >= self->recovery->version_max))
+    const bool waiting = self->live != NULL && !self->installed;
+    if (!waiting &&
+        (record->lsn > self->recovery->lsn_max ||
+         (self->core->has_weights && self->core->version >= self->recovery->version_max)))
         return GQ_CLOSED;
     gq_status status = record->kind == GQ_RECORD_TERM ? replay_term (self, record, error)
-                                                      : gq_core_replay (self->core, record, error);
+                                                      : replay_gradient (self, record, error);
     gq_crash_point ("recovering");
     if (status == GQ_OK)
         self->recovery->replayed++;
+    if (status == GQ_OK && waiting && record->lsn == self->mark.lsn)
+        status = install (self, record->crc, error);
     return status;
 }
 
-gq_status
-gq_recover (gq_recovery *self, gq_core *core, gq_error *error)
+/* The live state of the last life, if there is one that the checkpoint does not have already and
+ * that does not lead too far. */
+static void
+look_for_live (replayer *self, const gq_checkpoint_place *place)
+{
+    const gq_recovery *recovery = self->recovery;
+    const gq_core *core = self->core;
+    char path[PATH_MAX];
+    gq_error error = {""};
+    gq_live_step step;
+    if (recovery->lane_directory == NULL ||
+        snprintf (path, sizeof path, "%s/board", recovery->lane_directory) >= PATH_MAX)
+        return;
+    gq_status status = gq_live_open (&self->live, &self->board, path, core->run,
+                                     core->layout.digest, core->layout.element_count, &error);
+    if (status != GQ_OK && status != GQ_NOTFOUND)
+        gq_log (GQ_LOG_WARNING, "no state is taken from shared memory", "path", "s", path,
+                "message", "s", error.text, NULL);
+    if (status != GQ_OK)
+        return;
+    if (gq_live_read (self->live, &self->mark, &step) && self->mark.lsn > place->lsn &&
+        self->mark.lsn <= recovery->lsn_max && self->mark.version <= recovery->version_max)
+        return;
+    gq_live_free (&self->live);
+    gq_board_close (&self->board);
+}
+
+static void
+forget_live (replayer *self)
+{
+    gq_shm_close (&self->lane);
+    gq_live_free (&self->live);
+    gq_board_close (&self->board);
+}
+
+/* Did all that was in the live state find its place?  *status is that of the reading. */
+static gq_status
+check_live (replayer *self, gq_status status, gq_error *error)
+{
+    if (self->unfit || self->live == NULL || (status != GQ_OK && status != GQ_CLOSED))
+        return status;
+    self->unfit = !self->installed || (status == GQ_OK && self->core->pending > 0);
+    if (!self->unfit)
+        return status;
+    return gq_fail (error, GQ_CHECKSUM, "the journal ends before the records that it includes");
+}
+
+/* Checkpoint, then records; with the live state, unless `live` is false.  *unfit: it was there, and
+ * is why this failed. */
+static gq_status
+attempt (gq_recovery *self, gq_core *core, bool live, bool *unfit, gq_error *error)
 {
     gq_checkpoint_place place = {0};
-    replayer context = {.recovery = self, .core = core};
+    replayer context = {.recovery = self, .core = core, .lane = {.fd = -1}};
     uint64_t from =
         self->checkpoint_max < self->version_max ? self->checkpoint_max : self->version_max;
+    *unfit = false;
     self->checkpoint_version = UINT64_MAX;
+    self->replayed = self->named = self->live_lsn = 0;
+    self->lost = false;
     gq_status status =
         gq_checkpoint_load (core, self->checkpoints, from, prepare, self, &place, error);
     if (status == GQ_OK)
@@ -130,9 +263,32 @@ gq_recover (gq_recovery *self, gq_core *core, gq_error *error)
     else if (status != GQ_NOTFOUND || gq_checkpoint_any (self->checkpoints))
         return status;
     self->checkpoint_lsn = place.lsn;
+    if (status == GQ_OK && live)
+        look_for_live (&context, &place);
+    core->numbers_only = self->numbers_only || context.live != NULL;
     status = gq_journal_read (self->disk, core->run, place.lsn, place.chain, replay, &context,
                               &self->end, error);
+    status = check_live (&context, status, error);
+    *unfit = context.unfit;
+    forget_live (&context);
     return status == GQ_CLOSED ? GQ_OK : status;
+}
+
+gq_status
+gq_recover (gq_recovery *self, gq_core *core, gq_error *error)
+{
+    bool unfit;
+    uint8_t run[GQ_RUN_ID_BYTES];
+    gq_status status = attempt (self, core, true, &unfit, error);
+    if (!unfit || status == GQ_AGAIN)
+        return status;
+    gq_log (GQ_LOG_WARNING, "no state is taken from shared memory", "message", "s", error->text,
+            NULL);
+    memcpy (run, core->run, sizeof run);
+    gq_core_clear (core);
+    gq_recovery_clear (self);
+    memcpy (core->run, run, sizeof run);
+    return attempt (self, core, false, &unfit, error);
 }
 
 void

@@ -73,6 +73,7 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
                         self->checkpoints);
     *recovery = (gq_recovery){.disk = self->disk,
                               .checkpoints = self->checkpoints,
+                              .lane_directory = self->lane_directory,
                               .plugins = gq_options_text (options, "plugins"),
                               .cpu = gq_options_text (options, "cpu"),
                               .checkpoint_max = UINT64_MAX,
@@ -81,11 +82,13 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
     gq_status status = gq_recover (recovery, core, error);
     if (status != GQ_OK)
         return status;
-    self->checkpoint_version = recovery->checkpoint_version;
+    /* What came from shared memory has to be in a checkpoint before that memory is used anew. */
+    self->checkpoint_version =
+        recovery->live_lsn > 0 || recovery->named > 0 ? UINT64_MAX : recovery->checkpoint_version;
     if (any || recovery->replayed > 0)
         gq_log (GQ_LOG_INFO, "recovered", "checkpoint_version", "u", recovery->checkpoint_version,
-                "records_replayed", "u", recovery->replayed, "version", "u", core->version,
-                "torn_bytes", "u", recovery->end.torn_bytes, NULL);
+                "records_replayed", "u", recovery->replayed, "live_lsn", "u", recovery->live_lsn,
+                "version", "u", core->version, "torn_bytes", "u", recovery->end.torn_bytes, NULL);
     const char *init = gq_options_text (options, "init");
     return core->has_weights || init == NULL ? GQ_OK : gq_checkpoint_init (core, init, error);
 }
@@ -147,6 +150,7 @@ begin_life (gq_run *self, gq_core *core, const gq_recovery *recovery, const gq_o
         return gq_fail (error, GQ_MEMORY, "out of memory");
     core->life = self->life_text;
     core->journal = &self->journal;
+    core->name_gradients = self->name_gradients;
     core->start_version = core->version;
     return GQ_OK;
 }
@@ -160,6 +164,8 @@ read_policy (gq_run *self, const gq_options *options)
                                                          : GQ_FSYNC_NEVER;
     self->fsync_interval_ns = (uint64_t)(gq_options_number (options, "fsync-interval-ms") * MS_NS);
     self->keep_journal = strcmp (gq_options_text (options, "journal"), "keep") == 0;
+    self->name_gradients = self->fsync == GQ_FSYNC_NEVER &&
+                           strcmp (gq_options_text (options, "journal"), "recycle") == 0;
     self->kept = gq_options_count (options, "checkpoints-kept");
 }
 

@@ -34,6 +34,7 @@ typedef struct gq_run {
     gq_disk *disk; /* of the journal */
     gq_journal journal;
     bool keep_journal;
+    bool name_gradients; /* those in shared memory are not copied into the journal */
     gq_fsync fsync;
     uint64_t fsync_interval_ns;
     uint64_t fsync_ns;              /* due */
@@ -48,8 +49,9 @@ typedef struct gq_run {
 /*
  * Lock the directory, raise the term, recover *core from checkpoint and journal or take --init, and
  * begin this life in the journal.  The core is then ready, and has weights or waits for some.  When
- * this life has another rule than the one before, a checkpoint has to be written before the first
- * gradient is taken: checkpoint_version is UINT64_MAX then.
+ * this life has another rule than the one before, or something was recovered from shared memory, a
+ * checkpoint has to be written before the first gradient is taken, and before gq_core_share:
+ * checkpoint_version is UINT64_MAX then.
  *
  * GQ_OK; else *error says what to do, and gq_run_close cleans up: GQ_INVALID, GQ_NOTFOUND, GQ_ABI
  * (configuration), GQ_REFUSED (another optimizer works here), GQ_MALFORMED (damage), GQ_FULL,

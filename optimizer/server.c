@@ -457,13 +457,16 @@ start (server *self, gq_error *error)
         self->core.lane_directory = self->run.lane_directory;
     else
         gq_lanes_sweep (self->run.lane_directory);
-    gq_core_share (&self->core);
     self->alone_ns = gq_now_ns ();
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",
             gq_rule_plugin (self->core.rule)->name, "cpu", "s", gq_rule_cpu (self->core.rule),
             "term", "u", (uint64_t)self->core.term, "version", "u", self->core.version, NULL);
-    /* Of weights or a rule that begin here; a life that cannot keep them takes no gradient. */
-    return write_checkpoint (self, error);
+    /* Of weights or a rule that begin here, or of what lay in shared memory, which is used anew
+     * after this; a life that cannot keep them takes no gradient. */
+    status = write_checkpoint (self, error);
+    if (status == GQ_OK)
+        gq_core_share (&self->core);
+    return status;
 }
 
 static void

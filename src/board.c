@@ -3,8 +3,10 @@
  */
 #include "board.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "shm.h"
 
@@ -39,7 +41,7 @@ block_bytes (uint64_t count)
 static size_t
 file_bytes (uint64_t count)
 {
-    return (size_t)(GQ_SHM_PAGE + GQ_BOARD_BLOCKS * block_bytes (count));
+    return (size_t)(GQ_SHM_PAGE + GQ_BOARD_ALL * block_bytes (count));
 }
 
 gq_status
@@ -50,13 +52,14 @@ gq_board_create (gq_board **board_p, const char *path, const gq_board_config *co
     gq_board *self = calloc (1, sizeof *self);
     if (self == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
-    gq_status status = gq_shm_create (&self->shm, path, file_bytes (config->count), error);
+    gq_status status = gq_shm_create (
+        &self->shm, path, file_bytes (config->count) + (size_t)config->rest_bytes, error);
     if (status == GQ_OK) {
         self->header = (header *)(void *)self->shm.bytes;
         *self->header = (header){.magic = MAGIC,
                                  .version = VERSION,
                                  .term = config->term,
-                                 .block_count = GQ_BOARD_BLOCKS,
+                                 .block_count = GQ_BOARD_ALL,
                                  .digest = config->digest,
                                  .count = config->count,
                                  .block_bytes = block_bytes (config->count),
@@ -75,6 +78,20 @@ uint8_t *
 gq_board_block (const gq_board *self, uint32_t index)
 {
     return self->shm.bytes + self->header->blocks_at + index * self->header->block_bytes;
+}
+
+void *
+gq_board_rest (const gq_board *self, uint64_t *bytes, uint64_t *at)
+{
+    *at = file_bytes (self->header->count);
+    *bytes = self->shm.size - *at;
+    return self->shm.bytes + *at;
+}
+
+int
+gq_board_fd (const gq_board *self)
+{
+    return self->shm.fd;
 }
 
 void
@@ -96,9 +113,9 @@ fits (const gq_shm *shm, const gq_board_config *config)
 {
     const header *found = (const header *)(const void *)shm->bytes;
     return found->magic == MAGIC && found->version == VERSION &&
-           memcmp (found->run, config->run, GQ_RUN_ID_BYTES) == 0 && found->term == config->term &&
-           found->digest == config->digest && found->count == config->count &&
-           found->block_count == GQ_BOARD_BLOCKS &&
+           memcmp (found->run, config->run, GQ_RUN_ID_BYTES) == 0 &&
+           (config->term == 0 || found->term == config->term) && found->digest == config->digest &&
+           found->count == config->count && found->block_count == GQ_BOARD_ALL &&
            found->block_bytes == block_bytes (config->count) && found->blocks_at == GQ_SHM_PAGE;
 }
 
@@ -110,6 +127,8 @@ gq_board_open (gq_board **board_p, const char *path, const gq_board_config *conf
     if (self == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     gq_status status = gq_shm_open (&self->shm, path, file_bytes (config->count), error);
+    if (status == GQ_OK && mprotect (self->shm.bytes, self->shm.size, PROT_READ) != 0)
+        status = gq_fail (error, GQ_IO, "cannot protect %.900s: %s", path, strerror (errno));
     if (status == GQ_OK && !fits (&self->shm, config))
         status = gq_fail (error, GQ_MALFORMED, "%.900s is not this run's board of term %u", path,
                           config->term);

@@ -16,10 +16,15 @@
 
 #include "gradq/protocol.h"
 
-/* One shown, one being written, and six that readers still copy from.  When readers hold more,
- * the optimizer shows no newer one until a block comes back; steps go on. */
-#define GQ_BOARD_BLOCKS 8
-#define GQ_BOARD_NONE   UINT32_MAX
+/* Blocks that are shown: one is, one is being written, and six that readers still hold.  When they
+ * hold more, no newer version is shown until a block comes back. */
+#define GQ_BOARD_BLOCKS  8
+/* Readers that may hold one for long; the others, for the time of a copy. */
+#define GQ_BOARD_HOLDERS 4
+/* And blocks that never are, so that steps go on whatever readers hold. */
+#define GQ_BOARD_SPARES  4
+#define GQ_BOARD_ALL     (GQ_BOARD_BLOCKS + GQ_BOARD_SPARES)
+#define GQ_BOARD_NONE    UINT32_MAX
 
 /* What a lease word holds: 0 for none, else the block's index + 1. */
 #define GQ_LEASE_NONE 0u
@@ -28,9 +33,10 @@ typedef struct gq_board gq_board;
 
 typedef struct gq_board_config {
     uint8_t run[GQ_RUN_ID_BYTES];
-    uint32_t term;
+    uint32_t term; /* to open: 0 for any */
     uint64_t digest;
-    uint64_t count; /* elements */
+    uint64_t count;      /* elements */
+    uint64_t rest_bytes; /* behind the blocks, for the optimizer's own use */
 } gq_board_config;
 
 /*
@@ -40,15 +46,20 @@ typedef struct gq_board_config {
 GQ_CHECK gq_status gq_board_create (gq_board **board_p, const char *path,
                                     const gq_board_config *config, gq_error *error);
 
-/* Block i: room for a frame's header, then f32[count], 64-byte aligned. */
+/* Block i < GQ_BOARD_ALL: room for a frame's header, then f32[count], 64-byte aligned. */
 uint8_t *gq_board_block (const gq_board *board, uint32_t index);
-/* Show block i as `version`; it is whole. */
+/* Show block i < GQ_BOARD_BLOCKS as `version`; it is whole. */
 void gq_board_show (gq_board *board, uint32_t index, uint64_t version);
 uint32_t gq_board_shown (const gq_board *board); /* GQ_BOARD_NONE: none */
+/* What lies behind the blocks, from a page of its own to the file's end, and at which offset of the
+ * file.  Who opened the board may only read it. */
+void *gq_board_rest (const gq_board *board, uint64_t *bytes, uint64_t *at);
+int gq_board_fd (const gq_board *board);
 
 /*
- * An actor's side.  GQ_OK; GQ_NOTFOUND, GQ_IO, GQ_MALFORMED (no board, or of another run, layout or
- * term than *config says), GQ_MEMORY with *error.
+ * An actor's side, to read: nothing that an actor does by mistake reaches it.  GQ_OK; GQ_NOTFOUND,
+ * GQ_IO, GQ_MALFORMED (no board, or of another run, layout or term than *config says), GQ_MEMORY
+ * with *error.
  */
 GQ_CHECK gq_status gq_board_open (gq_board **board_p, const char *path,
                                   const gq_board_config *config, gq_error *error);

@@ -257,7 +257,7 @@ gq_client_weights (gq_client *client, gq_weights *weights)
 {
     gq_client_service (client, 0, false);
     if (client->words != NULL)
-        gq_client_copy_weights (client);
+        gq_client_take_weights (client);
     *weights = (gq_weights){.data = client->data,
                             .count = client->layout.element_count,
                             .version = client->version,

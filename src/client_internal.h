@@ -83,10 +83,11 @@ struct gq_client {
     uint64_t max_staleness;
     bool need_weights; /* the run waits for somebody's first weights */
 
-    /* newest weights: `frame` owns the bytes, `data` points into it or into `aligned` */
+    /* newest weights: `frame` owns the bytes, `data` points into it, into `aligned` or into the board */
     zmq_msg_t frame;
     const float *data;
-    float *aligned; /* f32[count], only when a frame came unaligned */
+    bool leased;    /* `data` is a block of the board */
+    float *aligned; /* f32[count], when a frame came unaligned, or for a copy of a block */
     uint64_t version;
     uint32_t term;
     bool has_weights;
@@ -162,8 +163,10 @@ GQ_CHECK gq_status gq_client_bring_along (gq_client *client);
 /* Close lanes that were left.  Nothing may be under construction in them any more. */
 void gq_client_close_parked (gq_client *client);
 
-/* Copy the newest version from the board, if it is newer than what we have.  The lane is shm. */
-void gq_client_copy_weights (gq_client *client);
+/* Take the newest version from the board, if it is newer than what we have.  The lane is shm. */
+void gq_client_take_weights (gq_client *client);
+/* Copy it out of the board, whose block is free then: before the board or the lane changes. */
+void gq_client_keep_weights (gq_client *client);
 
 /* What the lane file and the board tell; false: nothing new.  No system call.  The lane is shm. */
 bool gq_client_lane_news (gq_client *client);

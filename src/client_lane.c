@@ -67,6 +67,7 @@ open_board (gq_client *client, gq_error *error)
     gq_status status = gq_board_open (&board, client->board_path, &config, error);
     if (status != GQ_OK)
         return status;
+    gq_client_keep_weights (client);
     gq_board_close (&client->board);
     client->board = board;
     client->board_term = term;
@@ -111,6 +112,7 @@ gq_client_open_lane (gq_client *client, const json_t *offer, gq_error *error)
 {
     gq_lane *lane = NULL;
     const char *wanted = client->config.lane;
+    gq_client_keep_weights (client);
     client->words = NULL;
     client->lane_reason = (gq_error){"lane inline was asked for"};
     if (wanted == NULL || strcmp (wanted, "inline") != 0) {
@@ -139,7 +141,8 @@ gq_client_leave_shm (gq_client *client, const char *reason)
             lane->ops->close (&lane);
             return;
         }
-    gq_client_copy_weights (client);
+    gq_client_take_weights (client);
+    gq_client_keep_weights (client);
     change_lane (client, &lane);
     client->words = NULL;
     gq_fail (&client->lane_reason, GQ_OK, "%s", reason);
@@ -176,22 +179,34 @@ look_at_board (gq_client *client)
 }
 
 void
-gq_client_copy_weights (gq_client *client)
+gq_client_take_weights (gq_client *client)
 {
     uint64_t version;
     if (client->board == NULL ||
         (client->data != NULL && !gq_client_newer (client->shown_term, client->shown_version,
                                                    client->term, client->version)))
         return;
-    /* Leased for the time of a copy only: blocks are few, and a rollout is long. */
     const float *block = gq_board_lease (client->board, &client->words->lease, &version);
     if (block == NULL)
         return;
-    memcpy (client->aligned, block, (size_t)client->layout.element_count * sizeof *block);
-    atomic_store (&client->words->lease, GQ_LEASE_NONE);
-    client->data = client->aligned;
+    client->data = block;
+    client->leased = true;
     client->term = client->board_term;
     client->version = version;
+    /* Blocks are few, and a rollout is long: most actors lease them for the time of a copy. */
+    if (atomic_load (&client->words->may_hold) == 0)
+        gq_client_keep_weights (client);
+}
+
+void
+gq_client_keep_weights (gq_client *client)
+{
+    if (!client->leased)
+        return;
+    client->data = memcpy (client->aligned, client->data,
+                           (size_t)client->layout.element_count * sizeof *client->data);
+    client->leased = false;
+    atomic_store (&client->words->lease, GQ_LEASE_NONE);
 }
 
 bool

@@ -78,6 +78,7 @@ static void
 install_weights (gq_client *client, const gq_frame *frame)
 {
     zmq_msg_t *message = &client->arrived;
+    gq_client_keep_weights (client);
     uint8_t *payload = (uint8_t *)zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES;
     if ((uintptr_t)payload % _Alignof(float) == 0) {
         zmq_msg_move (&client->frame, message);

@@ -27,15 +27,18 @@ enum {
     AT_SENT_NS = 80,
     AT_APPLIED = 88,
     AT_PAYLOAD_BYTES = 96,
-    AT_RESERVED_B = 104, /* 16 bytes, zero */
+    AT_FLAGS = 104,      /* u32, lane shm: bit 0, finite; zero otherwise */
+    AT_RESERVED_B = 108, /* 12 bytes, zero */
     AT_PAYLOAD_CRC = 120,
     AT_HEADER_CRC = 124
 };
 
 _Static_assert(AT_HEADER_CRC + 4 == GQ_FRAME_HEADER_BYTES, "header size");
-_Static_assert(AT_RESERVED_B + 16 == AT_PAYLOAD_CRC, "header layout");
+_Static_assert(AT_RESERVED_B + 12 == AT_PAYLOAD_CRC, "header layout");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "payloads are little-endian float32 used in place");
+
+#define FLAG_FINITE 1u
 
 static void
 put16 (uint8_t *at, uint16_t value)
@@ -139,6 +142,7 @@ gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *header)
     put64 (header + AT_SENT_NS, frame->sent_ns);
     put64 (header + AT_APPLIED, frame->applied);
     put64 (header + AT_PAYLOAD_BYTES, frame->payload_bytes);
+    put32 (header + AT_FLAGS, frame->finite ? FLAG_FINITE : 0);
     if (frame->lane == GQ_LANE_INLINE)
         put32 (header + AT_PAYLOAD_CRC, gq_crc32c (payload, frame->payload_bytes));
     put32 (header + AT_HEADER_CRC, gq_crc32c (header, AT_HEADER_CRC));
@@ -163,6 +167,7 @@ read_fields (const uint8_t *at, gq_frame *frame)
     frame->sent_ns = get64 (at + AT_SENT_NS);
     frame->applied = get64 (at + AT_APPLIED);
     frame->payload_bytes = get64 (at + AT_PAYLOAD_BYTES);
+    frame->finite = get32 (at + AT_FLAGS) == FLAG_FINITE;
 }
 
 /* Do the fields of this kind agree with one another? */
@@ -173,7 +178,8 @@ consistent (const gq_frame *frame)
         return 0;
     /* Only gradients lie in slots, and only they name one. */
     if (frame->lane == GQ_LANE_SHM ? frame->kind != GQ_KIND_GRADIENT
-                                   : frame->lane != GQ_LANE_INLINE || frame->slot != 0)
+                                   : frame->lane != GQ_LANE_INLINE || frame->slot != 0 ||
+                                         frame->finite)
         return 0;
     if (frame->kind == GQ_KIND_ACK)
         return frame->encoding == GQ_ENCODING_RAW && frame->count == 0 &&
@@ -200,7 +206,8 @@ gq_frame_decode_header (const void *header, gq_frame *frame)
         return GQ_MALFORMED;
     if (get32 (at + AT_HEADER_CRC) != gq_crc32c (at, AT_HEADER_CRC))
         return GQ_CHECKSUM;
-    if (get64 (at + AT_RESERVED_B) != 0 || get64 (at + AT_RESERVED_B + 8) != 0)
+    if (get32 (at + AT_FLAGS) > FLAG_FINITE || get32 (at + AT_RESERVED_B) != 0 ||
+        get64 (at + AT_RESERVED_B + 4) != 0)
         return GQ_MALFORMED;
     gq_frame read;
     read_fields (at, &read);

@@ -18,6 +18,7 @@ _Static_assert(sizeof (gq_lane_words) <= GQ_SHM_PAGE, "the words have a page");
 /* docs/PROTOCOL.md has these. */
 _Static_assert(offsetof (gq_lane_words, slot_bytes) == 48 && offsetof (gq_lane_words, bell) == 64 &&
                    offsetof (gq_lane_words, ack) == 88 &&
+                   offsetof (gq_lane_words, may_hold) == 144 &&
                    offsetof (gq_lane_words, attached) == 192 &&
                    offsetof (gq_lane_words, holds) == 208,
                "the layout is part of the protocol");

@@ -49,6 +49,7 @@ typedef struct gq_lane_words {
     atomic_uint fenced;            /* 1: another life of this actor has begun */
     atomic_uint turn;              /* of the acknowledgement: odd while it is written */
     atomic_ullong ack[GQ_LANE_ACK_WORDS];
+    atomic_uint may_hold; /* 1: the actor may lease a block for as long as it computes */
 
     /* written by the actor */
     _Alignas(64) atomic_uint attached; /* 1: locked, and the words above are read */

@@ -10,6 +10,7 @@
 #include "frame.h"
 #include "lane.h"
 #include "lane_file.h"
+#include "reduce.h"
 
 #define NO_SLOT UINT32_MAX
 
@@ -48,6 +49,9 @@ shm_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
     frame->lane = GQ_LANE_SHM;
     frame->slot = lane->reserved;
     frame->payload_bytes = base->count * sizeof (float);
+    /* While it is in this core's caches.  One that is not is refused, as from anybody. */
+    frame->finite = gq_all_finite (
+        gq_lane_file_slot (&lane->file, base->count, lane->reserved), base->count);
     gq_frame_encode (frame, NULL, zmq_msg_data (&message));
     zmq_msg_init (&copy);
     atomic_store (&gq_lane_file_words (&lane->file)->holds[lane->reserved], frame->sequence);
@@ -99,6 +103,7 @@ shm_inline (gq_lane *base, zmq_msg_t *sent)
             (size_t)frame.payload_bytes);
     frame.lane = GQ_LANE_INLINE;
     frame.slot = 0;
+    frame.finite = false;
     gq_frame_encode (&frame, header + GQ_FRAME_HEADER_BYTES, header);
     zmq_msg_move (sent, &whole);
     zmq_msg_close (&whole);

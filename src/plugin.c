@@ -9,11 +9,11 @@
 #include <assert.h>
 #include <dlfcn.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "crash.h"
 #include "plugin_open.h"
 #include "rule_settings.h"
 
@@ -26,9 +26,18 @@ struct gq_rule {
     size_t own_count;              /* settings of the plug-in; the host's follow */
     gq_setting rows[SETTINGS_MAX]; /* [own_count + GQ_HOST_SETTING_COUNT] */
     double values[SETTINGS_MAX];
+    uint32_t idle;       /* bit i: slot i stays where and as it is */
     gq_rule_state state; /* with the plug-in's names */
     double last_norm;
 };
+
+/* What one step needs. */
+typedef struct rule_pass {
+    const float *weights, *gradient, *constants;
+    float *next;
+    float scale;
+    float *after[GQ_SLOTS_MAX]; /* where slots lie behind it, NULL: where they are */
+} rule_pass;
 
 static const char *const level_names[GQ_CPU_COUNT] = {[GQ_CPU_BASE] =
 #if defined(__x86_64__)
@@ -107,6 +116,8 @@ configure (gq_rule *rule, const char *const *sets, size_t set_count, const char 
         status = gq_host_settings_check (rule->values + rule->own_count, error);
     if (status == GQ_OK)
         status = choose_level (&rule->level, plugin, cpu, error);
+    if (status == GQ_OK && plugin->idle != NULL)
+        rule->idle = plugin->idle (rule->values);
     return status;
 }
 
@@ -155,7 +166,7 @@ gq_status
 gq_rule_reset (gq_rule *rule, uint64_t n)
 {
     gq_rule_state *state = &rule->state;
-    if (gq_rule_state_allocate (state, n) != GQ_OK)
+    if (gq_rule_state_allocate (state, n, GQ_SLIDE) != GQ_OK)
         return GQ_MEMORY;
     for (size_t i = 0; i < state->slot_count; i++) {
         float value = (float)initial_value (rule, state->slot_names[i]);
@@ -211,14 +222,97 @@ clipped_scale (gq_rule *rule, const float *gradient, float scale)
     return factor < 1 ? (float)(scale * factor) : scale;
 }
 
-void
-gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gradient, float scale)
+gq_status
+gq_rule_install (gq_rule *rule, const gq_rule_place *from, const double *scalars, uint64_t steps)
+{
+    gq_rule_state *state = &rule->state;
+    gq_status status = gq_rule_state_allocate (state, state->n, from->slide);
+    if (status != GQ_OK)
+        return status;
+    for (size_t i = 0; i < state->slot_count; i++) {
+        memcpy (state->rings[i], from->rings[i], (size_t)state->ring * sizeof (float));
+        state->slots[i] = state->rings[i] + from->at[i];
+    }
+    memcpy (state->scalars, scalars, state->scalar_count * sizeof *scalars);
+    state->steps = steps;
+    return GQ_OK;
+}
+
+gq_status
+gq_rule_move (gq_rule *rule, int fd, const uint64_t *at)
+{
+    return gq_rule_state_move (&rule->state, fd, at);
+}
+
+/* Where slot i is to lie after a step; NULL: the step leaves it alone. */
+static float *
+slot_after (const gq_rule *rule, size_t index)
+{
+    const gq_rule_state *state = &rule->state;
+    if ((rule->idle >> index & 1) != 0)
+        return NULL;
+    const uint64_t at = (uint64_t)(state->slots[index] - state->rings[index]);
+    return state->rings[index] + (at >= state->slide ? at : at + state->ring) - state->slide;
+}
+
+/* Block k of a step. */
+static bool
+apply_block (const gq_rule *rule, const rule_pass *pass, uint64_t k)
+{
+    const gq_rule_state *state = &rule->state;
+    const uint64_t at = k * GQ_SLIDE;
+    const uint64_t size = state->n - at < GQ_SLIDE ? state->n - at : GQ_SLIDE;
+    const float *before[GQ_SLOTS_MAX] = {NULL};
+    float *after[GQ_SLOTS_MAX] = {NULL};
+    _Alignas(64) float gradient[GQ_SLIDE];
+    for (size_t i = 0; i < state->slot_count; i++)
+        if (pass->after[i] != NULL) {
+            before[i] = state->slots[i] + at;
+            after[i] = pass->after[i] + at;
+        }
+    /* It may lie in memory that an actor goes on writing: what is applied is what was looked at. */
+    bool finite = gq_copy_finite (gradient, pass->gradient + at, size);
+    rule->plugin->apply[rule->level](pass->constants, pass->scale, size, pass->weights + at,
+                                     pass->next + at, gradient, before, after);
+    return finite;
+}
+
+/* The step's arithmetic, block by block from *done on. */
+static bool
+sweep (gq_rule *rule, rule_pass *pass, atomic_ullong *done)
+{
+    gq_rule_state *state = &rule->state;
+    const uint64_t blocks = (state->n + GQ_SLIDE - 1) / GQ_SLIDE;
+    bool finite = true;
+    for (size_t i = 0; i < state->slot_count; i++)
+        pass->after[i] = slot_after (rule, i);
+    for (uint64_t k = atomic_load (done); k < blocks; k++) {
+        finite &= apply_block (rule, pass, k);
+        gq_crash_point ("stepping");
+        /* After the block, for whoever goes on when we are killed: the compiler must not move it
+         * before. */
+        atomic_store_explicit (done, k + 1, memory_order_release);
+        gq_crash_point ("stepping");
+    }
+    for (size_t i = 0; i < state->slot_count; i++)
+        if (pass->after[i] != NULL)
+            state->slots[i] = pass->after[i];
+    return finite;
+}
+
+bool
+gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *gradient,
+                 float scale, atomic_ullong *done)
 {
     assert (rule->state.n == 0 || weights + rule->state.n <= next ||
             next + rule->state.n <= weights);
     assert (rule->state.slot_count == 0 || rule->state.slots[0] != NULL);
     float constants[GQ_CONSTANTS_MAX] = {0};
-    scale = clipped_scale (rule, gradient, scale);
+    rule_pass pass = {.weights = weights,
+                         .next = next,
+                         .gradient = gradient,
+                         .scale = clipped_scale (rule, gradient, scale),
+                         .constants = constants};
     rule->state.steps++;
     gq_step step = {
         .settings = rule->values,
@@ -228,8 +322,15 @@ gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gra
         .constants = constants,
     };
     rule->plugin->begin (&step);
-    rule->plugin->apply[rule->level](constants, scale, (size_t)rule->state.n, weights, next,
-                                     gradient, rule->state.slots);
+    return sweep (rule, &pass, done);
+}
+
+void
+gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gradient, float scale)
+{
+    atomic_ullong done;
+    atomic_init (&done, 0);
+    (void)gq_rule_step_on (rule, weights, next, gradient, scale, &done);
 }
 
 const gq_optimizer *

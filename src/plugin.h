@@ -5,11 +5,14 @@
 #ifndef GQ_PLUGIN_H
 #define GQ_PLUGIN_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "gradq/optimizer.h"
 #include "gradq/status.h"
+#include "reduce.h"
 #include "rule_state.h"
 
 /*
@@ -59,10 +62,37 @@ GQ_CHECK gq_status gq_rule_take_over (gq_rule *rule, gq_rule *from, gq_rule_stat
 void gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gradient,
                    float scale);
 
+/*
+ * The same, from block *done on, and *done counts the blocks that are done: a step that was
+ * interrupted is finished, given the same rule, vectors and scale, from the counter, the scalars
+ * and steps from before it, and the memory of `next` and slots as it was left.
+ *
+ * Each element of the gradient is read once (twice when clipping), and one that is not finite counts
+ * as 0.  false: there were such.
+ */
+bool gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *gradient,
+                      float scale, atomic_ullong *done);
+
+/* Where another process had the slots of a rule. */
+typedef struct gq_rule_place {
+    uint64_t slide;                   /* as gq_rule_state.slide */
+    const float *rings[GQ_SLOTS_MAX]; /* f32[gq_rule_state_ring (n, slide)] */
+    uint64_t at[GQ_SLOTS_MAX];        /* where in its ring the slot began before the step */
+} gq_rule_place;
+
+/*
+ * Take over a state of the same rule and settings, whose step may have been interrupted, by copying
+ * it; scalars and steps are from before that step.  GQ_OK; GQ_MEMORY, and nothing changed.
+ */
+GQ_CHECK gq_status gq_rule_install (gq_rule *rule, const gq_rule_place *from,
+                                    const double *scalars, uint64_t steps);
+/* gq_rule_state_move for its state. */
+GQ_CHECK gq_status gq_rule_move (gq_rule *rule, int fd, const uint64_t *at);
+
 const gq_optimizer *gq_rule_plugin (const gq_rule *rule);
 const gq_rule_state *gq_rule_state_of (const gq_rule *rule); /* borrowed */
 size_t gq_rule_slot_count (const gq_rule *rule);
-float *gq_rule_slot (gq_rule *rule, size_t index); /* f32[n] */
+float *gq_rule_slot (gq_rule *rule, size_t index); /* f32[n]; a step moves it */
 size_t gq_rule_scalar_count (const gq_rule *rule);
 double *gq_rule_scalars (gq_rule *rule);
 uint64_t gq_rule_steps (const gq_rule *rule); /* made so far */
@@ -72,11 +102,5 @@ gq_rule_last_norm (const gq_rule *rule); /* of the last gradient * scale; 0 when
 /* Setting i of the plug-in's and then the host's, as "key" and "value" text; 0 past the end. */
 int gq_rule_setting (const gq_rule *rule, size_t index, const char **key, char value[64]);
 const char *gq_rule_cpu (const gq_rule *rule); /* the level in use: "avx2" */
-
-/* All of x[n] finite?  Vectorised, one pass. */
-int gq_all_finite (const float *x, uint64_t n);
-/* sum of squares in double by fixed blocks and a fixed tree: the same bits on every CPU level and
- * thread count. */
-double gq_sum_squares (const float *x, uint64_t n);
 
 #endif

@@ -1,11 +1,10 @@
 /*
- * Passes over a whole gradient before the update rule sees it: finite, and how long.  Steps 4 and 5
- * of a gradient's path.
+ * Passes over a whole gradient before the update rule sees it.
  *
  * Never lets the compiler, the CPU or a thread count choose the order of a sum: the order is
  * written out here, so that a clipped step has the same bits wherever it is replayed.
  */
-#include "plugin.h"
+#include "reduce.h"
 
 #include <assert.h>
 #include <string.h>
@@ -20,22 +19,73 @@
 /* IEEE 754 binary32: all ones in the exponent is NaN or infinity. */
 #define EXPONENT UINT32_C (0x7f800000)
 
-int
+static inline __attribute__ ((always_inline)) bool
+all_finite (const float *x, uint64_t n)
+{
+    uint32_t found = 0;
+    /* Bits, not values: no comparison of floats that -ffast-math could think away. */
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy (&bits, x + i, sizeof bits);
+        found |= (bits & EXPONENT) == EXPONENT;
+    }
+    return found == 0;
+}
+
+static inline __attribute__ ((always_inline)) bool
+copy_finite (float *restrict to, const float *restrict from, size_t n)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy (&bits, from + i, sizeof bits);
+        uint32_t bad = (bits & EXPONENT) == EXPONENT;
+        found |= bad;
+        bits &= bad - 1;
+        memcpy (to + i, &bits, sizeof bits);
+    }
+    return found == 0;
+}
+
+#if defined(__x86_64__)
+static __attribute__ ((target ("avx2"))) bool
+all_finite_avx2 (const float *x, uint64_t n)
+{
+    return all_finite (x, n);
+}
+
+static __attribute__ ((target ("avx2"))) bool
+copy_finite_avx2 (float *restrict to, const float *restrict from, size_t n)
+{
+    return copy_finite (to, from, n);
+}
+#endif
+
+bool
 gq_all_finite (const float *x, uint64_t n)
 {
-    for (uint64_t start = 0; start < n; start += BLOCK) {
+    bool finite = true;
+    for (uint64_t start = 0; start < n && finite; start += BLOCK) {
         uint64_t count = n - start < BLOCK ? n - start : BLOCK;
-        uint32_t found = 0;
-        /* Bits, not values: no comparison of floats that -ffast-math could think away. */
-        for (uint64_t i = 0; i < count; i++) {
-            uint32_t bits;
-            memcpy (&bits, x + start + i, sizeof bits);
-            found |= (bits & EXPONENT) == EXPONENT;
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports ("avx2")) {
+            finite = all_finite_avx2 (x + start, count);
+            continue;
         }
-        if (found != 0)
-            return 0;
+#endif
+        finite = all_finite (x + start, count);
     }
-    return 1;
+    return finite;
+}
+
+bool
+gq_copy_finite (float *restrict to, const float *restrict from, size_t n)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports ("avx2"))
+        return copy_finite_avx2 (to, from, n);
+#endif
+    return copy_finite (to, from, n);
 }
 
 /* Element i of x[n], n <= BLOCK, goes to lane i % LANES; then the upper half of the lanes is added

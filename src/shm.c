@@ -92,6 +92,42 @@ gq_shm_open (gq_shm *shm, const char *path, size_t size_min, gq_error *error)
     return status;
 }
 
+void *
+gq_shm_ring (int fd, uint64_t at, size_t bytes)
+{
+    /* Room for both first, so that nobody else's mapping comes to lie in between. */
+    uint8_t *room = mmap (NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        return NULL;
+    for (size_t i = 0; i < 2; i++)
+        if (mmap (room + i * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+                  (off_t)at) == MAP_FAILED) {
+            int cause = errno;
+            munmap (room, 2 * bytes);
+            errno = cause;
+            return NULL;
+        }
+    return room;
+}
+
+void *
+gq_shm_ring_private (size_t bytes)
+{
+    int fd = memfd_create ("gradq-ring", MFD_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    void *ring = ftruncate (fd, (off_t)bytes) == 0 ? gq_shm_ring (fd, 0, bytes) : NULL;
+    close (fd);
+    return ring;
+}
+
+void
+gq_shm_ring_free (void *ring, size_t bytes)
+{
+    if (ring != NULL)
+        munmap (ring, 2 * bytes);
+}
+
 void
 gq_shm_remove (const gq_shm *shm)
 {

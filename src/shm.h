@@ -40,6 +40,16 @@ GQ_CHECK gq_status gq_shm_show (gq_shm *shm, gq_error *error);
  * GQ_OK; GQ_NOTFOUND, GQ_IO (no permission, say), GQ_MALFORMED (too short) with *error. */
 GQ_CHECK gq_status gq_shm_open (gq_shm *shm, const char *path, size_t size_min, gq_error *error);
 
+/*
+ * A ring: `bytes` (a multiple of GQ_SHM_PAGE) at offset `at` of a file, mapped twice in a row, so
+ * that what begins anywhere in the first copy and goes round the end lies in one piece.
+ * NULL: errno says why.
+ */
+void *gq_shm_ring (int fd, uint64_t at, size_t bytes);
+/* The same in memory of our own, all zero; takes memory only where it is used. */
+void *gq_shm_ring_private (size_t bytes);
+void gq_shm_ring_free (void *ring, size_t bytes); /* ring may be NULL */
+
 /* Remove the name, if it is still this file's: the directory may have been moved, and another's be
  * in its place. */
 void gq_shm_remove (const gq_shm *shm);

@@ -216,7 +216,7 @@ run_round (const char *name, void *(*read) (void *), bool by_zmq)
     void *context = by_zmq ? zmq_ctx_new () : NULL;
     void *socket = by_zmq ? zmq_socket (context, ZMQ_PUB) : NULL;
     const int high_water = 2, linger_ms = 0;
-    gq_buffers *buffers = gq_buffers_new (COUNT);
+    gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
     if (buffers == NULL)
         return false;
     if (by_zmq) {

@@ -47,7 +47,7 @@ expect_version (zmq_msg_t *message, uint64_t version)
 
 Test (buffers, begin_as_zeros_aligned_for_any_vector_unit)
 {
-    gq_buffers *buffers = gq_buffers_new (COUNT);
+    gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
     const float *current = gq_buffers_current (buffers);
     cr_assert_eq ((uintptr_t)current % 64, 0);
     for (size_t i = 0; i < COUNT; i++)
@@ -63,7 +63,7 @@ Test (buffers, begin_as_zeros_aligned_for_any_vector_unit)
 
 Test (buffers, the_next_one_is_the_same_until_the_turn)
 {
-    gq_buffers *buffers = gq_buffers_new (COUNT);
+    gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
     float *next = gq_buffers_next (buffers);
     const gq_frame frame = frame_of (0);
     zmq_msg_t message;
@@ -77,7 +77,7 @@ Test (buffers, the_next_one_is_the_same_until_the_turn)
 
 Test (buffers, lending_copies_nothing)
 {
-    gq_buffers *buffers = gq_buffers_new (COUNT);
+    gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
     const gq_frame frame = frame_of (1);
     zmq_msg_t message;
     step (buffers, 1);
@@ -91,7 +91,7 @@ Test (buffers, lending_copies_nothing)
 
 Test (buffers, one_version_is_lent_once_at_a_time)
 {
-    gq_buffers *buffers = gq_buffers_new (COUNT);
+    gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
     const gq_frame frame = frame_of (0);
     zmq_msg_t message, second;
     cr_assert_eq (gq_buffers_lend (buffers, &frame, &message), GQ_OK);
@@ -105,7 +105,7 @@ Test (buffers, one_version_is_lent_once_at_a_time)
 
 Test (buffers, when_readers_hold_everything_steps_go_on_and_lending_resumes_with_the_first_return)
 {
-    gq_buffers *buffers = gq_buffers_new (COUNT);
+    gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
     zmq_msg_t lent[LENT_MAX];
     uint64_t versions[LENT_MAX], version = 0;
     size_t count = 0;
@@ -136,7 +136,7 @@ Test (buffers, when_readers_hold_everything_steps_go_on_and_lending_resumes_with
 Test (buffers, no_order_of_lending_and_returning_ever_changes_a_lent_version)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        gq_buffers *buffers = gq_buffers_new (COUNT);
+        gq_buffers *buffers = gq_buffers_new (COUNT, NULL);
         zmq_msg_t lent[LENT_MAX];
         uint64_t versions[LENT_MAX], state = seed, version = 0;
         size_t count = 0;

@@ -111,19 +111,32 @@ Test (client_lane, gradients_lie_in_slots_and_are_settled_by_shared_memory, .ini
     AWAIT (gq_client_count (client).acknowledged == 1);
 }
 
-/* An actor computes for long: no block may be held meanwhile. */
-Test (client_lane, weights_come_at_once_without_a_bell_and_hold_no_block, .init = begin_shm,
+Test (client_lane, weights_come_at_once_without_a_bell_and_are_held_in_place, .init = begin_shm,
       .fini = end_shm)
 {
     gq_weights first = weights ();
     cr_assert_eq (first.version, FAKE_VERSION);
     cr_assert_eq (first.data[0], 1);
-    cr_assert_eq (gq_lanes_leased (fake.lanes), 0);
-    const float two[FAKE_COUNT] = {2};
-    cr_assert (gq_lanes_show (fake.lanes, two, FAKE_VERSION + 1)); /* rings for nobody */
+    const uint32_t held = gq_lanes_leased (fake.lanes);
+    cr_assert_eq (__builtin_popcount (held), 1);
+    show (fake.lanes, FAKE_VERSION + 1, 2);
     gq_weights second = weights ();
     cr_assert_eq (second.version, FAKE_VERSION + 1);
     cr_assert_eq (second.data[0], 2);
+    cr_assert_eq (__builtin_popcount (gq_lanes_leased (fake.lanes)), 1);
+    cr_assert_neq (gq_lanes_leased (fake.lanes), held);
+    cr_assert_eq (first.data[0], 1, "nobody wrote what was held until now");
+}
+
+/* An actor computes for long: one that may not hold a block for so long holds none. */
+Test (client_lane, weights_are_copied_by_whom_may_not_hold_them, .init = begin_shm,
+      .fini = end_shm)
+{
+    atomic_store (&client->words->may_hold, 0);
+    show (fake.lanes, FAKE_VERSION + 1, 3);
+    gq_weights taken = weights ();
+    cr_assert_eq (taken.version, FAKE_VERSION + 1);
+    cr_assert_eq (taken.data[FAKE_COUNT - 1], 3);
     cr_assert_eq (gq_lanes_leased (fake.lanes), 0);
 }
 
@@ -221,12 +234,12 @@ Test (client_lane, a_removed_lane_file_leads_back_to_inline, .init = begin_shm, 
 
 Test (client_lane, the_board_of_a_later_optimizer_takes_over, .init = begin_shm, .fini = end_shm)
 {
-    gq_weights before = weights ();
     gq_lanes *dead = fake.lanes;
+    cr_assert_eq (weights ().data[0], 1);
     fake.lanes = make_lanes (FAKE_TERM + 1);
     gq_weights between = weights ();
     cr_assert_eq (between.version, FAKE_VERSION);
-    cr_assert_eq (before.data[0], 1, "what is held outlives its board's name");
+    cr_assert_eq (between.data[0], 1, "what was held in place outlives its board");
     show (fake.lanes, FAKE_VERSION, 4);
     AWAIT (weights ().term == FAKE_TERM + 1);
     cr_assert_eq (weights ().data[0], 4);

@@ -173,16 +173,17 @@ static const variant variants[] = {
 #define SPLITS_MAX 3
 
 typedef struct vectors {
-    float *raw[5]; /* exactly as long as needed, so that a sanitizer sees one element past */
-    float *w, *next, *gradient, *slots[2];
+    float *raw[7]; /* exactly as long as needed, so that a sanitizer sees one element past */
+    float *w, *next, *gradient, *slots[2], *after[2];
     element *twins; /* [n] */
 } vectors;
 
 static void
 vectors_init (vectors *v, size_t n, uint64_t *random, double initial_a)
 {
-    float **all[5] = {&v->w, &v->next, &v->gradient, &v->slots[0], &v->slots[1]};
-    for (size_t i = 0; i < 5; i++)
+    float **all[7] = {&v->w,        &v->next,     &v->gradient, &v->slots[0],
+                      &v->slots[1], &v->after[0], &v->after[1]};
+    for (size_t i = 0; i < 7; i++)
         *all[i] = vector (&v->raw[i], n, random_next (random) % 5);
     v->twins = calloc (n + 1, sizeof *v->twins);
     for (size_t i = 0; i < n; i++) {
@@ -196,7 +197,7 @@ vectors_init (vectors *v, size_t n, uint64_t *random, double initial_a)
 static void
 vectors_clear (vectors *v)
 {
-    for (size_t i = 0; i < 5; i++)
+    for (size_t i = 0; i < 7; i++)
         free (v->raw[i]);
     free (v->twins);
 }
@@ -211,18 +212,34 @@ expect_bits (float got, float want, const char *what, const variant *c, int leve
                level, n, what, i, (double)got, (double)want, SEED);
 }
 
-/* One step: apply over the ranges between cuts[cut_count], then every twin, then compare. */
+/* One step: apply over the ranges between cuts[cut_count], then every twin, then compare.  Bit i of
+ * `used`: the rule has slot i, which is not idle. */
 static void
 step_and_compare (vectors *v, size_t n, const size_t *cuts, size_t cut_count, gq_apply *apply,
-                  const float *constants, const twin_step *k, const variant *c, int level)
+                  uint32_t used, const float *constants, const twin_step *k, const variant *c,
+                  int level)
 {
+    for (size_t i = 0; i < n; i++)
+        v->after[0][i] = v->after[1][i] = v->next[i] = NAN; /* every element is to be written */
     for (size_t i = 0, from = 0; i <= cut_count; i++) {
         size_t to = i < cut_count ? cuts[i] : n;
-        float *slots[2] = {v->slots[0] + from, v->slots[1] + from};
+        const float *before[2] = {NULL};
+        float *after[2] = {NULL};
+        for (size_t slot = 0; slot < 2; slot++)
+            if (used >> slot & 1) {
+                before[slot] = v->slots[slot] + from;
+                after[slot] = v->after[slot] + from;
+            }
         apply (constants, k->scale, to - from, v->w + from, v->next + from, v->gradient + from,
-               slots);
+               before, after);
         from = to;
     }
+    for (size_t slot = 0; slot < 2; slot++)
+        if (used >> slot & 1) {
+            float *old = v->slots[slot];
+            v->slots[slot] = v->after[slot];
+            v->after[slot] = old;
+        }
     for (size_t i = 0; i < n; i++) {
         c->twin (&v->twins[i], v->gradient[i], k);
         expect_bits (v->next[i], v->twins[i].w, "w", c, level, n, i);
@@ -241,6 +258,15 @@ compare_sizes (const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static size_t
+slot_count (const gq_optimizer *plugin)
+{
+    size_t count = 0;
+    while (plugin->slots[count] != NULL)
+        count++;
+    return count;
+}
+
 /* STEPS steps of n elements; cut_count random cuts of the range. */
 static void
 compare_run (const gq_optimizer *plugin, const double *settings, const variant *c, int level,
@@ -249,6 +275,10 @@ compare_run (const gq_optimizer *plugin, const double *settings, const variant *
     double scalars[GQ_SCALARS_MAX] = {1, 1};
     float constants[GQ_CONSTANTS_MAX] = {0};
     twin_step k = {.s = settings, .power1 = 1, .power2 = 1};
+    uint32_t used = plugin->idle == NULL ? 3 : 3 & ~plugin->idle (settings);
+    for (size_t slot = 0; slot < 2; slot++)
+        if (slot_count (plugin) <= slot)
+            used &= ~(1u << slot);
     int adam = strncmp (plugin->name, "adam", 4) == 0;
     vectors v;
     vectors_init (&v, n, random,
@@ -265,7 +295,8 @@ compare_run (const gq_optimizer *plugin, const double *settings, const variant *
         qsort (cuts, cut_count, sizeof *cuts, compare_sizes);
         for (size_t i = 0; i < n; i++)
             v.gradient[i] = random_float (random);
-        step_and_compare (&v, n, cuts, cut_count, plugin->apply[level], constants, &k, c, level);
+        step_and_compare (&v, n, cuts, cut_count, plugin->apply[level], used, constants, &k, c,
+                          level);
     }
     vectors_clear (&v);
 }
@@ -324,12 +355,15 @@ Test (kernels, momentum_buffer_is_not_touched_when_momentum_is_0)
         const gq_optimizer *plugin = gq_rule_plugin (rule);
         float constants[GQ_CONSTANTS_MAX] = {0}, w[40] = {0}, next[40], g[40] = {1}, v[40] = {0};
         double settings[2][GQ_SETTINGS_MAX] = {{0.1, 0, 0}, {0.1, 0.99, 1e-8, 1, 0}};
+        cr_expect_eq (plugin->idle (settings[i]), i == 0 ? 1u : 2u, "%s says so", rules[i]);
         plugin->begin (&(gq_step){settings[i], 1, 1, NULL, constants});
-        float *slots[2] = {i == 0 ? NULL : v, NULL}; /* would crash if touched */
+        float after_v[40];
+        const float *before[2] = {i == 0 ? NULL : v, NULL}; /* would crash if touched */
+        float *after[2] = {i == 0 ? NULL : after_v, NULL};
         const char *most = gq_rule_cpu (rule);
         int levels = strcmp (most, "avx512") == 0 ? 3 : strcmp (most, "avx2") == 0 ? 2 : 1;
         for (int level = 0; level < levels; level++)
-            plugin->apply[level](constants, 1, 40, w, next, g, slots);
+            plugin->apply[level](constants, 1, 40, w, next, g, before, after);
         cr_expect (next[0] < 0);
         gq_rule_free (&rule);
     }

@@ -4,6 +4,7 @@
 #include "support.h"
 
 #include "lane.h"
+#include "optimizer/buffers.h"
 #include "optimizer/lanes.h"
 
 TestSuite (lanes, .timeout = 60);
@@ -195,27 +196,80 @@ Test (lanes, leases_are_seen_and_nonsense_is_not, .init = setup, .fini = teardow
     actor.lane->ops->close (&actor.lane);
 }
 
-/* Leases are words that actors write: whatever they hold, nothing ends, and others are shown what
- * there is room for. */
-Test (lanes, while_all_other_blocks_are_leased_nothing_newer_is_shown, .init = setup,
+static float *
+block (uint32_t index)
+{
+    return (float *)(void *)(gq_board_block (gq_lanes_board (lanes), index) +
+                             GQ_FRAME_HEADER_BYTES);
+}
+
+static void
+step (gq_buffers *buffers, float value)
+{
+    float *next = gq_buffers_next (buffers);
+    for (size_t i = 0; i < COUNT; i++)
+        next[i] = value;
+    gq_buffers_turn (buffers);
+}
+
+/* Leases are words that actors write: whatever they hold, steps go on, no block that is held is
+ * written, and others are shown what there is room for. */
+Test (lanes, while_all_blocks_are_leased_steps_go_on_and_nothing_newer_is_shown, .init = setup,
       .fini = teardown)
 {
-    const float weights[COUNT] = {1, 2, 3};
     peer actors[GQ_BOARD_BLOCKS];
-    cr_assert (gq_lanes_show (lanes, weights, 7));
-    uint32_t shown = gq_board_shown (gq_lanes_board (lanes));
+    gq_buffers *buffers = gq_buffers_new (COUNT, lanes);
+    step (buffers, 7);
+    cr_assert (gq_buffers_show (buffers, 7));
+    const uint32_t shown = gq_board_shown (gq_lanes_board (lanes));
+    cr_assert_eq (gq_buffers_current (buffers), block (shown), "it is shown where it lies");
     for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++) {
+        block (i)[0] = (float)(100 + i);
         actors[i] = grant_and_attach (3 + i);
         atomic_store (&actors[i].words->lease, i + 1);
     }
-    cr_assert_not (gq_lanes_show (lanes, weights, 8));
+    for (int version = 8; version < 30; version++) {
+        step (buffers, (float)version);
+        cr_assert_not (gq_buffers_show (buffers, (uint64_t)version));
+    }
     cr_assert_eq (gq_board_shown (gq_lanes_board (lanes)), shown);
-    uint32_t other = (shown + 1) % GQ_BOARD_BLOCKS;
+    for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++)
+        cr_assert_eq (block (i)[0], (float)(100 + i), "block %u is leased and was written", i);
+    const uint32_t other = (shown + 1) % GQ_BOARD_BLOCKS;
     atomic_store (&actors[other].words->lease, GQ_LEASE_NONE);
-    cr_assert (gq_lanes_show (lanes, weights, 9));
+    cr_assert (gq_buffers_show (buffers, 29));
     cr_assert_eq (gq_board_shown (gq_lanes_board (lanes)), other);
+    cr_assert_eq (block (other)[COUNT - 1], 29);
     for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++)
         actors[i].lane->ops->close (&actors[i].lane);
+    gq_buffers_free (&buffers);
+}
+
+/* Blocks are fewer than actors. */
+Test (lanes, some_actors_may_hold_a_block_for_long_and_others_follow_them, .init = setup,
+      .fini = teardown)
+{
+    peer actors[GQ_BOARD_HOLDERS + 2];
+    for (uint32_t i = 0; i < GQ_BOARD_HOLDERS + 2; i++) {
+        char path[PATH_MAX];
+        gq_error error;
+        gq_lane_identity identity = {.run = {6}, .actor = i, .epoch = 3, .count = COUNT};
+        snprintf (path, sizeof path, "%s", gq_lanes_grant (lanes, i, 3, 2, &error));
+        cr_assert_eq (
+            gq_lane_shm_open (&actors[i].lane, &actors[i].words, path, &identity, &error), GQ_OK);
+        cr_assert_eq (atomic_load (&actors[i].words->may_hold), i < GQ_BOARD_HOLDERS, "actor %u",
+                      i);
+    }
+    actors[1].lane->ops->close (&actors[1].lane);
+    gq_lanes_tend (lanes); /* sees that it is gone; */
+    gq_lanes_tend (lanes);
+    unsigned holders = 0;
+    for (uint32_t i = 0; i < GQ_BOARD_HOLDERS + 2; i++)
+        if (i != 1) {
+            holders += atomic_load (&actors[i].words->may_hold);
+            actors[i].lane->ops->close (&actors[i].lane);
+        }
+    cr_assert_eq (holders, GQ_BOARD_HOLDERS);
 }
 
 Test (lanes, files_that_nobody_attaches_go_after_a_while_and_unfinished_ones_at_the_next_start,

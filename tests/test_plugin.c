@@ -170,7 +170,7 @@ Test (plugin, another_abi_is_refused_with_both_numbers)
 {
     char size[32];
     snprintf (size, sizeof size, "%zu", sizeof (gq_optimizer));
-    BAD ("wrong_abi", GQ_ABI, "4242", "ABI 1", "rebuild");
+    BAD ("wrong_abi", GQ_ABI, "4242", "ABI 2", "rebuild");
     BAD ("wrong_size", GQ_ABI, "24 bytes", size, "rebuild");
 }
 

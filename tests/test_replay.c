@@ -238,7 +238,7 @@ Test (replay, gradients_that_do_not_fit_are_refused)
     bytes[size - 1] ^= 1;
     expect_misfit (GQ_RECORD_GRADIENT, bytes, size, NULL, 0, "could not have been accepted");
     bytes[size - 1] ^= 1;
-    expect_misfit (5, bytes, size, NULL, 0, "unknown");
+    expect_misfit (6, bytes, size, NULL, 0, "unknown");
     expect_misfit (GQ_RECORD_TERM, bytes, size, NULL, 0, "unknown");
     expect_gradient_misfit (&again, NULL, "not new");
     expect_gradient_misfit (&far, NULL, "not new");

@@ -18,6 +18,7 @@
 #include "optimizer/checkpoint_internal.h"
 #include "optimizer/identity.h"
 #include "optimizer/journal_format.h"
+#include "optimizer/ledger_json.h"
 #include "optimizer/recover.h"
 #include "options.h"
 #include "safetensors.h"
@@ -26,6 +27,8 @@
 typedef struct replay {
     const gq_options *options;
     char checkpoints[PATH_MAX];
+    char lane_directory[PATH_MAX]; /* "": what lies in shared memory is not looked at */
+    bool numbers_only;
     uint8_t run[GQ_RUN_ID_BYTES];
     gq_disk *disk;
     gq_core core;
@@ -61,13 +64,16 @@ static gq_status
 reach (replay *self, uint64_t from, uint64_t version, uint64_t lsn, gq_error *error)
 {
     static const gq_core_config config = {.aggregate = 1, .max_staleness = UINT64_MAX};
-    self->recovery = (gq_recovery){.disk = self->disk,
-                                   .checkpoints = self->checkpoints,
-                                   .plugins = gq_options_text (self->options, "plugins"),
-                                   .cpu = gq_options_text (self->options, "cpu"),
-                                   .checkpoint_max = from,
-                                   .version_max = version,
-                                   .lsn_max = lsn};
+    self->recovery = (gq_recovery){
+        .disk = self->disk,
+        .checkpoints = self->checkpoints,
+        .lane_directory = self->lane_directory[0] != '\0' ? self->lane_directory : NULL,
+        .numbers_only = self->numbers_only,
+        .plugins = gq_options_text (self->options, "plugins"),
+        .cpu = gq_options_text (self->options, "cpu"),
+        .checkpoint_max = from,
+        .version_max = version,
+        .lsn_max = lsn};
     gq_status status = gq_rule_load (&self->rule, "sgd", self->recovery.plugins, NULL, 0,
                                      self->recovery.cpu, NULL, error);
     if (status != GQ_OK)
@@ -119,6 +125,41 @@ same_state (gq_core *a, gq_core *b)
            same_rule_state (&a->retired, &b->retired);
 }
 
+/* Ledger and counters, which need no vector. */
+static bool
+same_numbers (const gq_core *a, const gq_core *b)
+{
+    json_t *one = gq_ledger_to_json (&a->ledger);
+    json_t *other = gq_ledger_to_json (&b->ledger);
+    bool same = one != NULL && json_equal (one, other) && a->version == b->version &&
+                a->applied == b->applied && a->held == b->held &&
+                a->staleness_count == b->staleness_count && a->staleness_sum == b->staleness_sum;
+    json_decref (one);
+    json_decref (other);
+    return same;
+}
+
+/* Gradients between the two are gone, for the journal only names them: without them its decisions
+ * must still come to what the checkpoint says of ledger and counters. */
+static gq_status
+verify_numbers (const replay *self, replay *other, uint64_t before, uint64_t version,
+                gq_error *error)
+{
+    leave (other);
+    other->numbers_only = true;
+    gq_status status = reach (other, before, UINT64_MAX, self->recovery.checkpoint_lsn, error);
+    if (status == GQ_OK && !same_numbers (&self->core, &other->core))
+        status = gq_fail (error, GQ_CHECKSUM,
+                          "version %" PRIu64 ": the checkpoint's ledger or counters differ from "
+                          "the journal behind checkpoint %" PRIu64,
+                          version, before);
+    if (status == GQ_OK)
+        printf ("not replayed %" PRIu64 " -> %" PRIu64 ": %" PRIu64 " gradients that lay in shared "
+                "memory are only named; ledger and counters verified (%" PRIu64 " records)\n",
+                before, version, other->recovery.named, other->recovery.replayed);
+    return status;
+}
+
 /* Replay from the checkpoint before `version` must come to what the checkpoint of it holds: up to
  * the last record that it covers, for several records may leave the version as it is. */
 static gq_status
@@ -130,6 +171,12 @@ verify_step (replay *self, uint64_t before, uint64_t version, gq_error *error)
     gq_status status = reach (self, version, version, UINT64_MAX, error);
     if (status == GQ_OK)
         status = reach (&other, before, UINT64_MAX, self->recovery.checkpoint_lsn, error);
+    if (status == GQ_NOTFOUND && other.recovery.lost) {
+        status = verify_numbers (self, &other, before, version, error);
+        leave (&other);
+        leave (self);
+        return status;
+    }
     if (status == GQ_OK && other.core.version < version)
         status =
             gq_fail (error, GQ_CHECKSUM,
@@ -230,9 +277,12 @@ show (replay *self, gq_error *error)
 {
     uint64_t until = gq_options_count (self->options, "until");
     const char *out = gq_options_text (self->options, "out");
+    snprintf (self->lane_directory, sizeof self->lane_directory, "%.4000s/lane",
+              gq_options_text (self->options, "run"));
     gq_status status = reach (self, UINT64_MAX, until, UINT64_MAX, error);
     const gq_journal_end *end = &self->recovery.end;
-    if (status == GQ_MALFORMED && gq_options_flag (self->options, "cut")) {
+    if ((status == GQ_MALFORMED || (status == GQ_NOTFOUND && self->recovery.lost)) &&
+        gq_options_flag (self->options, "cut")) {
         fprintf (stderr, "gradq-replay: %s\n", error->text);
         status = cut (self, error);
         if (status == GQ_OK)
@@ -245,6 +295,9 @@ show (replay *self, gq_error *error)
         printf ("torn tail: %" PRIu64 " bytes in %s behind offset %" PRIu64
                 "; the next start cuts them\n",
                 end->torn_bytes, end->segment, end->size);
+    if (self->recovery.live_lsn > 0)
+        printf ("live state: version %" PRIu64 ", in shared memory up to record %" PRIu64 "\n",
+                self->recovery.live_version, self->recovery.live_lsn);
     if (!self->core.has_weights)
         return gq_fail (error, GQ_NOTFOUND, "the run has no weights yet");
     if (until != UINT64_MAX && self->core.version != until)

@@ -8,6 +8,9 @@
  *     begin   once per step: advance the scalars, compute the step's constants
  *     apply   any number of times, for disjoint ranges of the vector, perhaps on several threads
  *
+ * apply never writes what it reads: the host keeps the state from before the step until the range
+ * is done, and makes an interrupted step whole again from it.
+ *
  * Bit-for-bit replay rests on `apply` being element-wise float32 with +, -, *, /, sqrtf and
  * comparisons only, compiled with -ffp-contract=off and without -ffast-math.
  */
@@ -23,7 +26,7 @@
 extern "C" {
 #endif
 
-#define GQ_OPTIMIZER_ABI    1
+#define GQ_OPTIMIZER_ABI    2
 #define GQ_OPTIMIZER_SYMBOL "gq_optimizer_plugin"
 #define GQ_CONSTANTS_MAX    16
 
@@ -46,14 +49,15 @@ typedef struct gq_step {
 } gq_step;
 
 /*
- * One step on n elements: read weights[n] and gradient[n] * scale, write next[n], update the slots.
+ * One step on n elements: read weights[n], gradient[n] * scale and before[i][n], slot i's range
+ * before the step; write every element of next[n] and of after[i][n], slot i's range after it.
  *
- * weights and next never overlap: readers may still hold `weights`.  slots[i] is slot i's range.
- * No pointer is aligned to more than 4 bytes.  Any n >= 0.
+ * What is read and what is written never overlap.  Of an idle slot (below) both are NULL.  No
+ * pointer is aligned to more than 4 bytes.  Any n >= 0.
  */
 typedef void gq_apply (const float *constants, float scale, size_t n, const float *restrict weights,
                        float *restrict next, const float *restrict gradient,
-                       float *const restrict *slots);
+                       const float *const restrict *before, float *const restrict *after);
 
 /* The host picks the highest level that the CPU and --cpu allow and the plug-in brings. */
 typedef enum gq_cpu {
@@ -75,6 +79,8 @@ typedef struct gq_optimizer {
     double (*initial) (const double *settings, const char *slot_or_scalar);
     void (*begin) (const gq_step *step);
     gq_apply *apply[GQ_CPU_COUNT]; /* [GQ_CPU_BASE] is required, the others may be NULL */
+    /* Which slots apply leaves alone under these settings, bit i for slot i; NULL: none. */
+    uint32_t (*idle) (const double *settings);
 } gq_optimizer;
 
 /*
@@ -85,14 +91,15 @@ typedef struct gq_optimizer {
  *     ... .apply = GQ_APPLY_TABLE (adam_kernel)
  */
 #define GQ_KERNEL inline __attribute__ ((always_inline))
-#define GQ_APPLY_PARAMETERS                                                       \
-    const float *constants, float scale, size_t n, const float *restrict weights, \
-        float *restrict next, const float *restrict gradient, float *const restrict *slots
+#define GQ_APPLY_PARAMETERS                                                                        \
+    const float *constants, float scale, size_t n, const float *restrict weights,                  \
+        float *restrict next, const float *restrict gradient, const float *const restrict *before, \
+        float *const restrict *after
 
-#define GQ_APPLY_VARIANT(kernel, suffix, attribute)                   \
-    attribute static void kernel##_##suffix (GQ_APPLY_PARAMETERS)     \
-    {                                                                 \
-        kernel (constants, scale, n, weights, next, gradient, slots); \
+#define GQ_APPLY_VARIANT(kernel, suffix, attribute)                           \
+    attribute static void kernel##_##suffix (GQ_APPLY_PARAMETERS)             \
+    {                                                                         \
+        kernel (constants, scale, n, weights, next, gradient, before, after); \
     }
 
 #if defined(__x86_64__)

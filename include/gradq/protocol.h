@@ -8,6 +8,7 @@
 #ifndef GRADQ_PROTOCOL_H
 #define GRADQ_PROTOCOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "gradq/limits.h"
@@ -54,6 +55,7 @@ typedef struct gq_frame {
     uint64_t version;       /* weights: this version; gradients: the version they come from */
     uint64_t count;         /* elements in the payload, 0 for acks */
     uint32_t slot;          /* lane shm: where the payload lies; 0 otherwise */
+    bool finite;            /* lane shm: its actor has looked, and every element is */
     uint32_t samples;       /* environment steps or examples behind the gradient, >= 1 */
     uint64_t sent_ns;       /* sender's wall clock, for people only; nothing is decided by it */
     uint64_t applied;       /* weights, acks: gradients applied up to this version */

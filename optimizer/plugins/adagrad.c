@@ -46,13 +46,14 @@ static GQ_KERNEL void
 kernel (GQ_APPLY_PARAMETERS)
 {
     const float lr = constants[C_LR], eps = constants[C_EPS];
-    float *restrict sum = slots[SUM];
+    const float *restrict sum = before[SUM];
+    float *restrict sum_after = after[SUM];
 
     for (size_t i = 0; i < n; i++) {
         float g = gradient[i] * scale;
         float s = sum[i] + g * g;
         float denominator = sqrtf (s) + eps;
-        sum[i] = s;
+        sum_after[i] = s;
         /* With eps 0, g * g may be 0 because g is, or because it underflows. */
         float direction = denominator > 0 ? g / denominator : 0;
         next[i] = weights[i] - lr * direction;

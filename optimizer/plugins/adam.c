@@ -81,15 +81,17 @@ kernel (GQ_APPLY_PARAMETERS)
     const float beta2 = constants[C_BETA2], beta2_rest = constants[C_BETA2_REST];
     const float step = constants[C_STEP], root = constants[C_ROOT], eps = constants[C_EPS];
     const float decay = constants[C_DECAY];
-    float *restrict exp_avg = slots[EXP_AVG];
-    float *restrict exp_avg_sq = slots[EXP_AVG_SQ];
+    const float *restrict exp_avg = before[EXP_AVG];
+    const float *restrict exp_avg_sq = before[EXP_AVG_SQ];
+    float *restrict exp_avg_after = after[EXP_AVG];
+    float *restrict exp_avg_sq_after = after[EXP_AVG_SQ];
 
     for (size_t i = 0; i < n; i++) {
         float g = gradient[i] * scale + decay * weights[i];
         float m = beta1 * exp_avg[i] + beta1_rest * g;
         float v = beta2 * exp_avg_sq[i] + beta2_rest * (g * g);
-        exp_avg[i] = m;
-        exp_avg_sq[i] = v;
+        exp_avg_after[i] = m;
+        exp_avg_sq_after[i] = v;
         next[i] = weights[i] - step * (m / (sqrtf (v) * root + eps));
     }
 }

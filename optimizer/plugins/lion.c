@@ -52,13 +52,14 @@ kernel (GQ_APPLY_PARAMETERS)
     const float lr = constants[C_LR], keep = constants[C_KEEP];
     const float beta1 = constants[C_BETA1], beta1_rest = constants[C_BETA1_REST];
     const float beta2 = constants[C_BETA2], beta2_rest = constants[C_BETA2_REST];
-    float *restrict exp_avg = slots[EXP_AVG];
+    const float *restrict exp_avg = before[EXP_AVG];
+    float *restrict exp_avg_after = after[EXP_AVG];
 
     for (size_t i = 0; i < n; i++) {
         float g = gradient[i] * scale;
         float c = beta1 * exp_avg[i] + beta1_rest * g;
         float signed_lr = c > 0 ? lr : c < 0 ? -lr : 0;
-        exp_avg[i] = beta2 * exp_avg[i] + beta2_rest * g;
+        exp_avg_after[i] = beta2 * exp_avg[i] + beta2_rest * g;
         next[i] = weights[i] * keep - signed_lr;
     }
 }

@@ -54,20 +54,29 @@ begin (const gq_step *step)
     constants[C_MOMENTUM] = (float)values[MOMENTUM];
 }
 
+/* Without momentum its buffer is left alone: it takes no time, and no memory if it never had. */
+static uint32_t
+idle (const double *values)
+{
+    return values[MOMENTUM] == 0 ? 1u << MOMENTUM_BUFFER : 0;
+}
+
 static GQ_KERNEL void
 kernel (GQ_APPLY_PARAMETERS)
 {
     const float lr = constants[C_LR], momentum = constants[C_MOMENTUM];
     const float alpha = constants[C_ALPHA], alpha_rest = constants[C_ALPHA_REST];
     const float inside = constants[C_EPS_INSIDE], outside = constants[C_EPS_OUTSIDE];
-    float *restrict square_avg = slots[SQUARE_AVG];
-    float *restrict momentum_buffer = slots[MOMENTUM_BUFFER];
+    const float *restrict square_avg = before[SQUARE_AVG];
+    float *restrict square_after = after[SQUARE_AVG];
+    const float *restrict momentum_buffer = before[MOMENTUM_BUFFER];
+    float *restrict momentum_after = after[MOMENTUM_BUFFER];
 
     if (momentum == 0) {
         for (size_t i = 0; i < n; i++) {
             float g = gradient[i] * scale;
             float v = alpha * square_avg[i] + alpha_rest * (g * g);
-            square_avg[i] = v;
+            square_after[i] = v;
             next[i] = weights[i] - lr * (g / (sqrtf (v + inside) + outside));
         }
         return;
@@ -76,8 +85,8 @@ kernel (GQ_APPLY_PARAMETERS)
         float g = gradient[i] * scale;
         float v = alpha * square_avg[i] + alpha_rest * (g * g);
         float b = momentum * momentum_buffer[i] + g / (sqrtf (v + inside) + outside);
-        square_avg[i] = v;
-        momentum_buffer[i] = b;
+        square_after[i] = v;
+        momentum_after[i] = b;
         next[i] = weights[i] - lr * b;
     }
 }
@@ -94,4 +103,5 @@ __attribute__ ((visibility ("default"))) const gq_optimizer gq_optimizer_plugin 
     .settings = settings,
     .begin = begin,
     .apply = GQ_APPLY_TABLE (kernel),
+    .idle = idle,
 };

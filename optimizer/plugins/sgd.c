@@ -36,11 +36,19 @@ begin (const gq_step *step)
     step->constants[C_NESTEROV] = (float)step->settings[NESTEROV];
 }
 
+/* Without momentum its buffer is left alone: it takes no time, and no memory if it never had. */
+static uint32_t
+idle (const double *values)
+{
+    return values[MOMENTUM] == 0 ? 1u << MOMENTUM_BUFFER : 0;
+}
+
 static GQ_KERNEL void
 kernel (GQ_APPLY_PARAMETERS)
 {
     const float lr = constants[C_LR], momentum = constants[C_MOMENTUM];
-    float *restrict momentum_buffer = slots[MOMENTUM_BUFFER];
+    const float *restrict momentum_buffer = before[MOMENTUM_BUFFER];
+    float *restrict momentum_after = after[MOMENTUM_BUFFER];
 
     if (momentum == 0) {
         for (size_t i = 0; i < n; i++)
@@ -50,7 +58,7 @@ kernel (GQ_APPLY_PARAMETERS)
     if (constants[C_NESTEROV] == 0) {
         for (size_t i = 0; i < n; i++) {
             float b = momentum * momentum_buffer[i] + gradient[i] * scale;
-            momentum_buffer[i] = b;
+            momentum_after[i] = b;
             next[i] = weights[i] - lr * b;
         }
         return;
@@ -58,7 +66,7 @@ kernel (GQ_APPLY_PARAMETERS)
     for (size_t i = 0; i < n; i++) {
         float g = gradient[i] * scale;
         float b = momentum * momentum_buffer[i] + g;
-        momentum_buffer[i] = b;
+        momentum_after[i] = b;
         next[i] = weights[i] - lr * (g + momentum * b);
     }
 }
@@ -75,4 +83,5 @@ __attribute__ ((visibility ("default"))) const gq_optimizer gq_optimizer_plugin 
     .settings = settings,
     .begin = begin,
     .apply = GQ_APPLY_TABLE (kernel),
+    .idle = idle,
 };

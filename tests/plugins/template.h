@@ -44,7 +44,8 @@ static void __attribute__ ((unused)) begin (const gq_step *step)
 
 static void __attribute__ ((unused)) kernel (GQ_APPLY_PARAMETERS)
 {
-    (void)slots;
+    (void)before;
+    (void)after;
     for (size_t i = 0; i < n; i++)
         next[i] = weights[i] - constants[0] * (gradient[i] * scale);
 }
