@@ -138,3 +138,23 @@ gq_journal_forget (gq_journal *self, uint64_t covered_lsn)
     }
     free (names);
 }
+
+gq_status
+gq_journal_cut (gq_disk *disk, const gq_journal_end *end)
+{
+    char **names;
+    size_t count = 0;
+    gq_status status = gq_segment_list (disk, &names, &count);
+    bool behind = false;
+    for (size_t i = 0; status == GQ_OK && i < count; i++) {
+        if (behind)
+            status = disk->ops->remove (disk, names[i]);
+        else if (strcmp (names[i], end->segment) == 0) {
+            behind = true;
+            status = disk->ops->open (disk, names[i], end->size);
+        }
+    }
+    if (count > 0)
+        free (names);
+    return status;
+}

@@ -94,6 +94,9 @@ GQ_CHECK gq_status gq_journal_append (gq_journal *journal, gq_record_kind kind,
 /* Make what was appended survive a loss of power.  GQ_OK, GQ_IO: end, never try again. */
 GQ_CHECK gq_status gq_journal_sync (gq_journal *journal);
 
+/* Remove all behind `end`.  Statuses of the disk. */
+GQ_CHECK gq_status gq_journal_cut (gq_disk *disk, const gq_journal_end *end);
+
 /* Delete segments that hold no record with lsn > covered_lsn.  The open one stays. */
 void gq_journal_forget (gq_journal *journal, uint64_t covered_lsn);
 

@@ -132,7 +132,8 @@ find_vector (replayer *self, const gq_record *record)
         gq_frame_decode_header (record->payload, &frame) != GQ_OK)
         return NULL;
     memcpy (&boot, record->payload + GQ_FRAME_HEADER_BYTES, sizeof boot);
-    if (boot == 0 || boot != gq_live_boot () ||
+    self->recovery->restarted = boot != gq_live_boot ();
+    if (self->recovery->restarted || boot == 0 ||
         !gq_lane_file_path (path, self->recovery->lane_directory, frame.actor, frame.epoch))
         return NULL;
     gq_lane_identity identity = {
@@ -255,7 +256,7 @@ attempt (gq_recovery *self, gq_core *core, bool live, bool *unfit, gq_error *err
     *unfit = false;
     self->checkpoint_version = UINT64_MAX;
     self->replayed = self->named = self->live_lsn = 0;
-    self->lost = false;
+    self->lost = self->restarted = false;
     gq_status status =
         gq_checkpoint_load (core, self->checkpoints, from, prepare, self, &place, error);
     if (status == GQ_OK)
@@ -278,17 +279,23 @@ gq_status
 gq_recover (gq_recovery *self, gq_core *core, gq_error *error)
 {
     bool unfit;
-    uint8_t run[GQ_RUN_ID_BYTES];
     gq_status status = attempt (self, core, true, &unfit, error);
     if (!unfit || status == GQ_AGAIN)
         return status;
     gq_log (GQ_LOG_WARNING, "no state is taken from shared memory", "message", "s", error->text,
             NULL);
+    gq_recovery_begin_anew (self, core);
+    return attempt (self, core, false, &unfit, error);
+}
+
+void
+gq_recovery_begin_anew (gq_recovery *self, gq_core *core)
+{
+    uint8_t run[GQ_RUN_ID_BYTES];
     memcpy (run, core->run, sizeof run);
     gq_core_clear (core);
     gq_recovery_clear (self);
     memcpy (core->run, run, sizeof run);
-    return attempt (self, core, false, &unfit, error);
 }
 
 void

@@ -36,7 +36,8 @@ typedef struct gq_recovery {
     uint64_t named;              /* and those among them that only name their gradient */
     uint64_t live_lsn;           /* last record in the live state that was taken; 0: none was */
     uint64_t live_version;
-    bool lost; /* GQ_NOTFOUND, and behind `end` is a record whose gradient is gone */
+    bool lost; /* GQ_NOTFOUND, and behind `end` is a record whose gradient is gone, */
+    bool restarted; /* because the machine was restarted since */
 } gq_recovery;
 
 /*
@@ -50,6 +51,9 @@ typedef struct gq_recovery {
 GQ_CHECK gq_status gq_recover (gq_recovery *recovery, gq_core *core, gq_error *error);
 
 /* Free what it holds, after gq_core_clear. */
+/* After a gq_recover that failed: as before it. */
+void gq_recovery_begin_anew (gq_recovery *recovery, gq_core *core);
+
 void gq_recovery_clear (gq_recovery *recovery);
 
 #endif

@@ -60,6 +60,23 @@ lock_directory (gq_run *self, const char *directory, gq_error *error)
     return status;
 }
 
+/* Records name gradients that lay in the memory of another boot.  They name them only with --fsync
+ * never, which says that the loss of power may lose what was acknowledged: so nobody is asked. */
+static gq_status
+give_up_lost (gq_run *self, gq_core *core, gq_recovery *recovery, gq_error *error)
+{
+    const gq_journal_end end = recovery->end;
+    gq_log (GQ_LOG_WARNING,
+            "the machine was restarted: gradients that were in its memory only are lost, as --fsync "
+            "never allows; the run goes back to where they are not needed",
+            "version", "u", core->version, "lsn", "u", end.lsn, NULL);
+    gq_status status = gq_journal_cut (self->disk, &end);
+    if (status != GQ_OK)
+        return gq_fail (error, status, "the journal could not be cut: %s", gq_status_text (status));
+    gq_recovery_begin_anew (recovery, core);
+    return gq_recover (recovery, core, error);
+}
+
 /* From checkpoint and journal to where the last life ended. */
 static gq_status
 recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *recovery,
@@ -80,6 +97,8 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
                               .version_max = UINT64_MAX,
                               .lsn_max = UINT64_MAX};
     gq_status status = gq_recover (recovery, core, error);
+    if (status == GQ_NOTFOUND && recovery->lost && recovery->restarted)
+        status = give_up_lost (self, core, recovery, error);
     if (status != GQ_OK)
         return status;
     /* What came from shared memory has to be in a checkpoint before that memory is used anew. */

@@ -47,6 +47,7 @@ value_of (unsigned event, size_t index)
     return ldexpf ((float)(int32_t)support_random (&seed), -31 - (int)(index % 13));
 }
 
+#define CHECKPOINT_EVENT 3 /* behind which a checkpoint is written */
 #define FIRST 999 /* the event that gives the first weights */
 
 /* The actor's file of its only life. */
@@ -171,7 +172,7 @@ live (const order *given, report *told)
     for (; event < given->until; event++) {
         gq_outcome outcome = play (event);
         MUST (outcome == GQ_OUTCOME_STEPPED || outcome == GQ_OUTCOME_HELD);
-        if (event == 3)
+        if (event == CHECKPOINT_EVENT)
             write_checkpoint ();
     }
     told->digest = digest_of (&core);

@@ -249,20 +249,7 @@ cut (replay *self, gq_error *error)
     gq_status status = gq_service_lock (&fd, lock, error);
     if (status != GQ_OK)
         return status;
-    char **names;
-    size_t count = 0;
-    status = gq_segment_list (self->disk, &names, &count);
-    bool behind = false;
-    for (size_t i = 0; status == GQ_OK && i < count; i++) {
-        if (behind)
-            status = self->disk->ops->remove (self->disk, names[i]);
-        else if (strcmp (names[i], end->segment) == 0) {
-            behind = true;
-            status = self->disk->ops->open (self->disk, names[i], end->size);
-        }
-    }
-    if (count > 0)
-        free (names);
+    status = gq_journal_cut (self->disk, end);
     close (fd);
     if (status != GQ_OK)
         return gq_fail (error, status, "the journal could not be cut: %s", gq_status_text (status));

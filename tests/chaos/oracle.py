@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 import numpy
 
-from disk import (FRAME, FRAME_BYTES, FRAME_MAGIC, GRADIENT, GRANT, REFUSAL, TERM, Record, Wrong,
-                  check, crc32c, newest, read_checkpoint, read_journal, xxh64)
+from disk import (FRAME, FRAME_BYTES, FRAME_MAGIC, GRADIENT, GRANT, NAMED, REFUSAL, TERM, Record,
+                  Wrong, check, crc32c, newest, read_checkpoint, read_journal, xxh64)
 from rules import F32, RULES
 
 # gradq/status.h, by position.
@@ -157,7 +157,7 @@ class Oracle:
         first_lsn = int(waiting[0][1]["lsn"])
         for record in read_journal(self.segments, self.run):
             self.lsn, self.chain = record.lsn, record.crc
-            check(record.kind in (TERM, GRANT, GRADIENT, REFUSAL), record.place, "kind")
+            check(record.kind in (TERM, GRANT, GRADIENT, REFUSAL, NAMED), record.place, "kind")
             if not self.whole and record.lsn <= first_lsn:
                 self.note_early(record)
             elif record.kind == TERM:
@@ -173,7 +173,7 @@ class Oracle:
 
     def note_early(self, record: Record):
         """Before the first checkpoint of a journal whose beginning is gone: names only."""
-        if record.kind in (GRADIENT, REFUSAL):
+        if record.kind in (GRADIENT, REFUSAL, NAMED):
             frame = FRAME.unpack_from(record.payload, 8 if record.kind == REFUSAL else 0)
             name = (frame[3], frame[4], frame[10])
             check(name not in self.settled, record.place, f"{name} stands there twice: doubled")
@@ -304,7 +304,7 @@ class Oracle:
         (magic, protocol, kind, actor, epoch, _, encoding, lane, _, run, sequence, version, count,
          samples, *_, payload_crc, header_crc) = FRAME.unpack_from(data)
         # What is kept of a refused one is the header, as it came; a whole one is of lane inline.
-        lanes = (0, 1) if record.kind == REFUSAL else (0,)
+        lanes = {GRADIENT: (0,), NAMED: (1,), REFUSAL: (0, 1)}[record.kind]
         check((magic, protocol, kind, encoding) == (FRAME_MAGIC, 1, 1, 1) and lane in lanes
               and run == self.run and samples >= 1, record.place, "no gradient of this run")
         check(header_crc == crc32c(data[:FRAME_BYTES - 4]), record.place, "checksum of the frame")
@@ -320,7 +320,12 @@ class Oracle:
         if record.kind == REFUSAL:
             self.refused += 1
             return
-        gradient = numpy.frombuffer(data, "<f4", offset=FRAME_BYTES)
+        if record.kind == NAMED:  # its bytes lay in shared memory: those that the client made
+            check(len(data) == FRAME_BYTES + 8, record.place, "length of a name")
+            check(self.seed is not None, record.place, "only named, and no seed to make it from")
+            gradient = self.filler.vector(key_of(self.seed, *name))
+        else:
+            gradient = numpy.frombuffer(data, "<f4", offset=FRAME_BYTES)
         check(gradient.size == count, record.place, "count")
         self.apply(gradient, staleness, samples)
 
@@ -338,7 +343,7 @@ class Oracle:
         if not is_odd(key, self.odd):
             made = self.filler.vector(key).tobytes()
             check(payload_crc in (None, crc32c(made)), record.place, f"{name}: not what was pushed")
-            check(record.kind == REFUSAL or record.payload[FRAME_BYTES:] == made, record.place,
+            check(record.kind != GRADIENT or record.payload[FRAME_BYTES:] == made, record.place,
                   f"{name}: torn")
 
     def damping(self, staleness: int) -> float:

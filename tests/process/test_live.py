@@ -20,7 +20,7 @@ LR, MOMENTUM = 0.125, 0.9
 SEGMENT, RECORD = 64, struct.Struct("<IIQQII")
 GRADIENT, NAMED = 3, 5
 WORDS = ("--optimizer", "sgd", "--set", f"lr={LR}", "--set", f"momentum={MOMENTUM}",
-         "--checkpoint-interval-s", "0")
+         "--lane", "auto", "--checkpoint-interval-s", "0")
 
 
 def mix(z):
@@ -109,7 +109,7 @@ def test_killed_under_load_again_and_again_it_has_the_bits_of_what_was_named(
     assert (service.run / "lane/board").exists() == (journal == "recycle")
 
 
-def test_after_a_restart_of_the_machine_it_says_what_is_lost_and_cut_goes_back(service, run_dir):
+def test_without_its_state_it_says_what_is_lost_and_cut_goes_back(service, run_dir):
     service.up(*WORDS)
     client = service.start(BUILD / "tests/chaos_client", service.address, 0, SEED,
                            run_dir / "log0", f"half={HALF}", "odd=0", "pause_us=1000")
