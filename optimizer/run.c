@@ -167,6 +167,12 @@ begin_life (gq_run *self, gq_core *core, const gq_recovery *recovery, const gq_o
     }
     if (gq_core_switch (core, &self->life.config, self->rule) != GQ_OK)
         return gq_fail (error, GQ_MEMORY, "out of memory");
+    const unsigned threads = (unsigned)gq_options_count (options, "threads");
+    status = threads > 1 ? gq_crew_new (&self->crew, threads, error) : GQ_OK;
+    if (status == GQ_OK && gq_rule_use_crew (self->rule, self->crew) != GQ_OK)
+        status = gq_fail (error, GQ_MEMORY, "out of memory");
+    if (status != GQ_OK)
+        return status;
     core->life = self->life_text;
     core->journal = &self->journal;
     core->name_gradients = self->name_gradients;
@@ -268,6 +274,7 @@ void
 gq_run_close (gq_run *self)
 {
     gq_rule_free (&self->rule);
+    gq_crew_free (&self->crew);
     gq_life_clear (&self->life);
     free (self->life_text);
     if (self->disk != NULL)

@@ -31,6 +31,7 @@ typedef struct gq_run {
     gq_life life; /* this one */
     char *life_text;
     gq_rule *rule; /* this life's, used by the core */
+    gq_crew *crew; /* its threads; NULL: one does all */
     gq_disk *disk; /* of the journal */
     gq_journal journal;
     bool keep_journal;

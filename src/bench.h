@@ -30,6 +30,7 @@ typedef struct gq_bench_point {
     uint32_t window; /* gradients that each may have on the way */
     const char *lane;
     const char *journal; /* as --journal of the optimizer */
+    uint32_t threads;    /* as --threads of the optimizer; the bare rule has one */
     bool tcp;            /* sockets are bound to tcp on 127.0.0.1, else to ipc */
     double seconds;      /* of each measurement, after its warm-up */
     /* Of the update rule, as in gq_rule_load. */

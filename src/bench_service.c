@@ -146,7 +146,9 @@ static gq_status
 launch_optimizer (gq_bench_service *service, const gq_bench_point *point, gq_error *error)
 {
     char run[128];
+    char threads[16];
     snprintf (run, sizeof run, "%s/run", service->directory);
+    snprintf (threads, sizeof threads, "%u", point->threads);
     /* No checkpoints at intervals: they are a cost of safety, not of the loop. */
     const char *fixed[] = {"gradq-optimizer",
                            "--lane",
@@ -163,6 +165,8 @@ launch_optimizer (gq_bench_service *service, const gq_bench_point *point, gq_err
                            point->log_level,
                            "--checkpoint-interval-s",
                            "0",
+                           "--threads",
+                           threads,
                            "--journal",
                            point->journal};
     const char **words = calloc (WORDS_MAX + 2 * point->set_count, sizeof *words);

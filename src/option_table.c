@@ -1,6 +1,7 @@
 /*
  * The one table of options: the only home of each name, default, bound, unit and help text.
  */
+#include "crew.h"
 #include "options.h"
 
 #include "gradq/limits.h"
@@ -42,6 +43,7 @@ const gq_option_row gq_option_table[] = {
     CHOICE ("cpu", OPTIMIZER | TRY | BENCH | REPLAY, "auto", "auto|sse2|avx2|avx512", "instruction set of the kernels; every choice gives the same bits"),
 
     /* optimizer */
+    COUNT ("threads", OPTIMIZER | BENCH, "1", 1, GQ_CREW_MAX, "threads", "threads that share each step of a large model (65,536 parameters and more); the same bits, and its slots take twice the memory"),
     COUNT ("aggregate", OPTIMIZER, "1", 1, GQ_AGGREGATE_MAX, "gradients", "apply the mean of this many gradients as one step"),
     CHOICE ("aggregate-weights", OPTIMIZER, "equal", "equal|samples", "weight gradients equally in that mean, or by their sample count"),
     COUNT ("max-staleness", OPTIMIZER, "inf", 0, NO_BOUND, "steps", "gradients computed from weights older than this are stale"),

@@ -19,6 +19,9 @@
 
 #define SETTINGS_MAX (GQ_SETTINGS_MAX + GQ_HOST_SETTING_COUNT)
 
+/* Shorter vectors are done before a second thread is awake. */
+#define CREW_ELEMENTS_MIN 65536
+
 struct gq_rule {
     void *library; /* of dlopen; closed last, the tables below point into it */
     const gq_optimizer *plugin;
@@ -27,16 +30,19 @@ struct gq_rule {
     gq_setting rows[SETTINGS_MAX]; /* [own_count + GQ_HOST_SETTING_COUNT] */
     double values[SETTINGS_MAX];
     uint32_t idle;       /* bit i: slot i stays where and as it is */
+    gq_crew *crew;       /* borrowed; NULL: the calling thread does all */
     gq_rule_state state; /* with the plug-in's names */
     double last_norm;
 };
 
 /* What one step needs. */
 typedef struct rule_pass {
+    const gq_rule *rule;
     const float *weights, *gradient, *constants;
     float *next;
     float scale;
     float *after[GQ_SLOTS_MAX]; /* where slots lie behind it, NULL: where they are */
+    atomic_bool unsound;        /* an element of the gradient was not finite */
 } rule_pass;
 
 static const char *const level_names[GQ_CPU_COUNT] = {[GQ_CPU_BASE] =
@@ -162,11 +168,37 @@ initial_value (const gq_rule *rule, const char *name)
     return rule->plugin->initial == NULL ? 0 : rule->plugin->initial (rule->values, name);
 }
 
+/* Several threads need not wait for one another when slots move to where none of them lies. */
+static uint64_t
+slide_of (const gq_rule *rule, uint64_t n)
+{
+    return rule->crew == NULL || n < CREW_ELEMENTS_MIN ? GQ_SLIDE
+                                                       : (n + GQ_SLIDE - 1) / GQ_SLIDE * GQ_SLIDE;
+}
+
+gq_status
+gq_rule_use_crew (gq_rule *rule, gq_crew *crew)
+{
+    const gq_rule_state before = rule->state;
+    rule->crew = crew;
+    if (before.n == 0 || before.slide == slide_of (rule, before.n))
+        return GQ_OK;
+    memset (rule->state.rings, 0, sizeof rule->state.rings);
+    if (gq_rule_state_allocate (&rule->state, before.n, slide_of (rule, before.n)) != GQ_OK) {
+        rule->state = before;
+        return GQ_MEMORY;
+    }
+    for (size_t i = 0; i < before.slot_count; i++)
+        memcpy (rule->state.slots[i], before.slots[i], (size_t)before.n * sizeof (float));
+    gq_rule_state_free_rings (&before);
+    return GQ_OK;
+}
+
 gq_status
 gq_rule_reset (gq_rule *rule, uint64_t n)
 {
     gq_rule_state *state = &rule->state;
-    if (gq_rule_state_allocate (state, n, GQ_SLIDE) != GQ_OK)
+    if (gq_rule_state_allocate (state, n, slide_of (rule, n)) != GQ_OK)
         return GQ_MEMORY;
     for (size_t i = 0; i < state->slot_count; i++) {
         float value = (float)initial_value (rule, state->slot_names[i]);
@@ -256,9 +288,10 @@ slot_after (const gq_rule *rule, size_t index)
 }
 
 /* Block k of a step. */
-static bool
-apply_block (const gq_rule *rule, const rule_pass *pass, uint64_t k)
+static void
+apply_block (rule_pass *pass, uint64_t k)
 {
+    const gq_rule *rule = pass->rule;
     const gq_rule_state *state = &rule->state;
     const uint64_t at = k * GQ_SLIDE;
     const uint64_t size = state->n - at < GQ_SLIDE ? state->n - at : GQ_SLIDE;
@@ -271,23 +304,45 @@ apply_block (const gq_rule *rule, const rule_pass *pass, uint64_t k)
             after[i] = pass->after[i] + at;
         }
     /* It may lie in memory that an actor goes on writing: what is applied is what was looked at. */
-    bool finite = gq_copy_finite (gradient, pass->gradient + at, size);
+    if (!gq_copy_finite (gradient, pass->gradient + at, size))
+        atomic_store_explicit (&pass->unsound, true, memory_order_relaxed);
     rule->plugin->apply[rule->level](pass->constants, pass->scale, size, pass->weights + at,
                                      pass->next + at, gradient, before, after);
-    return finite;
 }
 
-/* The step's arithmetic, block by block from *done on. */
-static bool
+static uint64_t
+block_count (const gq_rule *rule)
+{
+    return (rule->state.n + GQ_SLIDE - 1) / GQ_SLIDE;
+}
+
+/* A thread's share of the blocks, for slots that slide by all of their length. */
+static void
+apply_share (void *context, unsigned index)
+{
+    rule_pass *pass = context;
+    const uint64_t blocks = block_count (pass->rule);
+    const unsigned size = gq_crew_size (pass->rule->crew);
+    for (uint64_t k = blocks * index / size; k < blocks * (index + 1) / size; k++)
+        apply_block (pass, k);
+}
+
+/* The step's arithmetic, block by block from *done on; or by the crew, which counts none: what was
+ * before such a step is all there until it is done. */
+static void
 sweep (gq_rule *rule, rule_pass *pass, atomic_ullong *done)
 {
     gq_rule_state *state = &rule->state;
-    const uint64_t blocks = (state->n + GQ_SLIDE - 1) / GQ_SLIDE;
-    bool finite = true;
+    uint64_t blocks = block_count (rule);
     for (size_t i = 0; i < state->slot_count; i++)
         pass->after[i] = slot_after (rule, i);
+    if (rule->crew != NULL && state->n >= CREW_ELEMENTS_MIN && state->slide >= state->n) {
+        gq_crew_run (rule->crew, apply_share, pass);
+        gq_crash_point ("stepping");
+        blocks = 0;
+    }
     for (uint64_t k = atomic_load (done); k < blocks; k++) {
-        finite &= apply_block (rule, pass, k);
+        apply_block (pass, k);
         gq_crash_point ("stepping");
         /* After the block, for whoever goes on when we are killed: the compiler must not move it
          * before. */
@@ -297,7 +352,6 @@ sweep (gq_rule *rule, rule_pass *pass, atomic_ullong *done)
     for (size_t i = 0; i < state->slot_count; i++)
         if (pass->after[i] != NULL)
             state->slots[i] = pass->after[i];
-    return finite;
 }
 
 bool
@@ -308,7 +362,8 @@ gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *
             next + rule->state.n <= weights);
     assert (rule->state.slot_count == 0 || rule->state.slots[0] != NULL);
     float constants[GQ_CONSTANTS_MAX] = {0};
-    rule_pass pass = {.weights = weights,
+    rule_pass pass = {.rule = rule,
+                      .weights = weights,
                          .next = next,
                          .gradient = gradient,
                          .scale = clipped_scale (rule, gradient, scale),
@@ -322,7 +377,8 @@ gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *
         .constants = constants,
     };
     rule->plugin->begin (&step);
-    return sweep (rule, &pass, done);
+    sweep (rule, &pass, done);
+    return !atomic_load (&pass.unsound);
 }
 
 void

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crew.h"
 #include "gradq/optimizer.h"
 #include "gradq/status.h"
 #include "reduce.h"
@@ -72,6 +73,10 @@ void gq_rule_step (gq_rule *rule, const float *weights, float *next, const float
  */
 bool gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *gradient,
                       float scale, atomic_ullong *done);
+
+/* Share steps among these threads from now on: the same bits.  `crew` is borrowed, NULL for none.
+ * GQ_OK; GQ_MEMORY: the calling thread does all of a step. */
+GQ_CHECK gq_status gq_rule_use_crew (gq_rule *rule, gq_crew *crew);
 
 /* Where another process had the slots of a rule. */
 typedef struct gq_rule_place {

@@ -88,6 +88,12 @@ gq_rule_state_move (gq_rule_state *state, int fd, const uint64_t *at)
 }
 
 void
+gq_rule_state_free_rings (const gq_rule_state *state)
+{
+    free_rings (state->rings, state->ring);
+}
+
+void
 gq_rule_state_clear (gq_rule_state *state)
 {
     free_rings (state->rings, state->ring);

@@ -55,6 +55,8 @@ uint64_t gq_rule_state_ring (uint64_t n, uint64_t slide);
  * GQ_OK; GQ_MEMORY, and nothing changed. */
 GQ_CHECK gq_status gq_rule_state_move (gq_rule_state *state, int fd, const uint64_t *at);
 
+void gq_rule_state_free_rings (const gq_rule_state *state);
+
 /* Free the slots; there is no state then. */
 void gq_rule_state_clear (gq_rule_state *state);
 

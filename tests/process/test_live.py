@@ -15,7 +15,8 @@ from peer import service  # noqa: F401
 
 SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
 KILLS = 6
-HALF = 20000  # elements in each of two tensors: a step has 79 blocks
+HALF = 20000  # elements in each of two tensors: a step has 157 blocks
+SHARED_HALF = 40000  # and of a step that threads share
 LR, MOMENTUM = 0.125, 0.9
 SEGMENT, RECORD = 64, struct.Struct("<IIQQII")
 GRADIENT, NAMED = 3, 5
@@ -29,18 +30,18 @@ def mix(z):
     return z ^ (z >> numpy.uint64(31))
 
 
-def vector(key) -> numpy.ndarray:
+def vector(key, half: int) -> numpy.ndarray:
     """What tests/chaos/client.c fills a gradient with."""
-    z = key + numpy.arange(1, HALF + 1, dtype=numpy.uint64) * numpy.uint64(0x9e3779b97f4a7c15)
+    z = key + numpy.arange(1, half + 1, dtype=numpy.uint64) * numpy.uint64(0x9e3779b97f4a7c15)
     bits = (mix(z) >> numpy.uint64(40)).astype(numpy.int64) - (1 << 23)
-    half = (bits / numpy.float64(1 << 23)).astype(numpy.float32)
-    return numpy.concatenate([half, half])
+    values = (bits / numpy.float64(1 << 23)).astype(numpy.float32)
+    return numpy.concatenate([values, values])
 
 
-def gradient(actor: int, epoch: int, sequence: int) -> numpy.ndarray:
+def gradient(actor: int, epoch: int, sequence: int, half: int) -> numpy.ndarray:
     key = mix(mix(mix(numpy.uint64(SEED)) + numpy.uint64((actor << 32) + epoch))
               + numpy.uint64(sequence))
-    return vector(key)
+    return vector(key, half)
 
 
 def records(run):
@@ -53,29 +54,31 @@ def records(run):
             at += RECORD.size + size + -size % 8
 
 
-def worked_out(run) -> tuple:
+def worked_out(run, half: int) -> tuple:
     """Weights and momentum that the accepted gradients lead to, and how many records name one."""
     with numpy.errstate(over="ignore"):
-        weights, slot, named = vector(mix(numpy.uint64(SEED))), numpy.float32(0), 0
+        weights, slot, named = vector(mix(numpy.uint64(SEED)), half), numpy.float32(0), 0
         lr, momentum = numpy.float32(LR), numpy.float32(MOMENTUM)
         for kind, payload in records(run):
             if kind not in (GRADIENT, NAMED):
                 continue
             frame = Frame(*LAYOUT.unpack_from(payload))
             named += kind == NAMED
-            slot = momentum * slot + gradient(frame.actor, frame.epoch, frame.sequence)
+            slot = momentum * slot + gradient(frame.actor, frame.epoch, frame.sequence,
+                                              half)
             weights = weights - lr * slot
     return weights, slot, named
 
 
-@pytest.mark.parametrize("journal", ["recycle", "keep"])
+@pytest.mark.parametrize(("journal", "half", "threads"),
+                         [("recycle", HALF, 1), ("recycle", SHARED_HALF, 3), ("keep", HALF, 1)])
 def test_killed_under_load_again_and_again_it_has_the_bits_of_what_was_named(
-        service, run_dir, journal):
+        service, run_dir, journal, half, threads):
     print(f"seed {SEED}")
-    words = (*WORDS, "--journal", journal)
+    words = (*WORDS, "--journal", journal, "--threads", threads)
     service.up(*words)
     clients = [service.start(BUILD / "tests/chaos_client", service.address, actor, SEED,
-                             run_dir / f"log{actor}", f"half={HALF}", "odd=0", "pause_us=0")
+                             run_dir / f"log{actor}", f"half={half}", "odd=0", "pause_us=0")
                for actor in range(2)]
     random.seed(SEED)
     for _ in range(KILLS):
@@ -94,8 +97,8 @@ def test_killed_under_load_again_and_again_it_has_the_bits_of_what_was_named(
     last = service.last_applied()
     assert last == acknowledged, "each once"
     tensors, _ = checkpoint(service.run, last)
-    weights, slot, named = worked_out(service.run)
-    for name, part in (("a", slice(HALF)), ("b", slice(HALF, None))):
+    weights, slot, named = worked_out(service.run, half)
+    for name, part in (("a", slice(half)), ("b", slice(half, None))):
         assert tensors[name].tobytes() == weights[part].tobytes(), f"{name}: other weights"
         assert tensors[f"momentum_buffer.{name}"].tobytes() == slot[part].tobytes(), name
     if journal == "recycle":
