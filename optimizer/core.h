@@ -41,7 +41,7 @@ typedef struct gq_core {
     const char *lane_directory; /* where gq_core_share makes them; NULL: nowhere.  Borrowed */
     bool has_weights;
     float *sum;     /* f32[count] of the step being aggregated; NULL until one is */
-    float *aligned; /* f32[count] for payloads that lie unaligned, or in an actor's memory */
+    float *aligned; /* f32[count] for payloads in bf16, unaligned, or in an actor's memory */
 
     uint64_t version;       /* steps made in the run's whole life */
     uint64_t start_version; /* of this term */

@@ -136,6 +136,7 @@ read_options (bench *self, gq_error *error)
     gq_bench_point *point = &self->point;
     point->seconds = gq_options_number (options, "seconds");
     point->tcp = strcmp (gq_options_text (options, "transport"), "tcp") == 0;
+    point->encoding = gq_options_text (options, "encoding");
     point->optimizer = gq_options_text (options, "optimizer");
     point->plugins = gq_options_text (options, "plugins");
     point->cpu = gq_options_text (options, "cpu");
