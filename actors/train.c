@@ -72,6 +72,7 @@ open_client (trainer *self, const gq_options *options, gq_error *error)
     config.window = (uint32_t)gq_options_count (options, "window");
     config.timeout_ms = (int)gq_options_count (options, "timeout-ms");
     config.lane = gq_options_text (options, "lane");
+    config.encoding = gq_options_text (options, "encoding");
     config.tensors = self->net->tensors;
     config.tensor_count = self->net->tensor_count;
     config.initial = initial;

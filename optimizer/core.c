@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bf16.h"
 #include "core_internal.h"
 #include "crash.h"
 #include "frame.h"
@@ -168,11 +169,16 @@ gq_core_rejected (const gq_core *core)
     return sum;
 }
 
-/* The payload as floats: in place, or copied where it lies unaligned (small frames only). */
+/* The payload as floats: in place, or copied where it is bf16 or lies unaligned (small frames
+ * only). */
 static const float *
-payload_of (gq_core *core, const void *bytes)
+payload_of (gq_core *core, const void *bytes, const gq_frame *frame)
 {
     const uint8_t *payload = (const uint8_t *)bytes + GQ_FRAME_HEADER_BYTES;
+    if (frame->encoding == GQ_ENCODING_BF16) {
+        gq_bf16_decode (payload, core->aligned, frame->count);
+        return core->aligned;
+    }
     if ((uintptr_t)payload % _Alignof(float) == 0)
         return (const float *)(const void *)payload;
     memcpy (core->aligned, payload, core->layout.element_count * sizeof (float));
@@ -202,7 +208,7 @@ gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_fr
         gq_status status = gq_frame_check_payload (bytes, size);
         if (status != GQ_OK)
             return status;
-        *vector = payload_of (core, bytes);
+        *vector = payload_of (core, bytes, frame);
     }
     return gq_all_finite (*vector, frame->count) ? GQ_OK : GQ_NONFINITE;
 }

@@ -46,7 +46,7 @@ typedef struct gq_core {
     bool has_weights;
     float *sum;        /* f32[count] of the step being aggregated; NULL until one is */
     float *spare;      /* f32[count] that it becomes with the next gradient */
-    float *aligned;    /* f32[count] for payloads that lie unaligned */
+    float *aligned;    /* f32[count] for payloads in bf16, unaligned, or in an actor's memory */
     bool numbers_only; /* while replaying what the live state has: no arithmetic on vectors */
     uint64_t pending;  /* blocks of the next step that a process before us had made */
 

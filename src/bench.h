@@ -29,10 +29,11 @@ typedef struct gq_bench_point {
     uint32_t actors; /* 1 .. GQ_BENCH_ACTORS_MAX */
     uint32_t window; /* gradients that each may have on the way */
     const char *lane;
-    const char *journal; /* as --journal of the optimizer */
-    uint32_t threads;    /* as --threads of the optimizer; the bare rule has one */
-    bool tcp;            /* sockets are bound to tcp on 127.0.0.1, else to ipc */
-    double seconds;      /* of each measurement, after its warm-up */
+    const char *encoding; /* of gradients on lane inline */
+    const char *journal;  /* as --journal of the optimizer */
+    uint32_t threads;     /* as --threads of the optimizer; the bare rule has one */
+    bool tcp;             /* sockets are bound to tcp on 127.0.0.1, else to ipc */
+    double seconds;       /* of each measurement, after its warm-up */
     /* Of the update rule, as in gq_rule_load. */
     const char *optimizer;
     const char *plugins;
@@ -160,7 +161,7 @@ typedef struct gq_bench_limits {
     double triad_cache_bytes_per_s; /* arrays as large as the vectors */
     gq_bench_echo small;            /* a small message, one on the way */
     gq_bench_echo echo;             /* small messages, as many on the way as in the loop */
-    gq_bench_echo round;            /* messages as large as gradients, as many on the way */
+    gq_bench_echo round;            /* messages as large as f32 gradients, as many on the way */
     double one_hop_per_s, two_hops_per_s, tight_hops_per_s; /* one way; --json only */
 } gq_bench_limits;
 

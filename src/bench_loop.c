@@ -144,6 +144,7 @@ act (actor *self)
                                      .timeout_ms = GQ_BENCH_START_MS,
                                      .resend_ms = GQ_BENCH_START_MS,
                                      .lane = shared->point->lane,
+                                     .encoding = shared->point->encoding,
                                      .tensors = &shared->tensor,
                                      .tensor_count = 1,
                                      .initial = shared->initial,

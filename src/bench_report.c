@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench.h"
 #include "gradq/protocol.h"
@@ -67,10 +68,12 @@ gq_bench_print_row (const gq_bench_point *point, const gq_bench_limits *limits,
 static json_t *
 point_json (const gq_bench_point *point, const char *lane)
 {
-    return json_pack ("{s:I, s:s, s:i, s:i, s:s, s:s, s:s}", "params", (json_int_t)point->params,
-                      "lane", lane, "actors", (int)point->actors, "window", (int)point->window,
-                      "journal", point->journal, "transport", point->tcp ? "tcp" : "ipc",
-                      "optimizer", point->optimizer);
+    /* Lane shm has the one only. */
+    const char *encoding = strcmp (lane, "shm") == 0 ? "f32" : point->encoding;
+    return json_pack ("{s:I, s:s, s:s, s:i, s:i, s:s, s:s, s:s}", "params",
+                      (json_int_t)point->params, "lane", lane, "encoding", encoding, "actors",
+                      (int)point->actors, "window", (int)point->window, "journal", point->journal,
+                      "transport", point->tcp ? "tcp" : "ipc", "optimizer", point->optimizer);
 }
 
 static json_t *

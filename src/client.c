@@ -53,7 +53,7 @@ offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
         return;
     gq_lane *lane;
     zmq_msg_t sent;
-    if (gq_lane_inline_open (&lane, client->layout.element_count) != GQ_OK)
+    if (gq_lane_inline_open (&lane, client->layout.element_count, GQ_ENCODING_F32) != GQ_OK)
         return;
     float *buffer = lane->ops->reserve (lane);
     if (buffer == NULL) {
@@ -62,7 +62,6 @@ offer_initial (gq_client *client, uint64_t now_ns, uint64_t *offered_ns)
     }
     memcpy (buffer, client->config.initial, client->layout.element_count * sizeof *buffer);
     gq_frame frame = {.kind = GQ_KIND_INIT,
-                      .encoding = GQ_ENCODING_F32,
                       .actor = client->actor,
                       .epoch = client->epoch,
                       .digest = client->layout.digest,
@@ -113,6 +112,9 @@ check_config (const gq_client_config *config, gq_error *error)
     if (config->lane != NULL && strcmp (config->lane, "auto") != 0 &&
         strcmp (config->lane, "inline") != 0 && strcmp (config->lane, "shm") != 0)
         return gq_fail (error, GQ_INVALID, "lane %s: auto, inline or shm is needed", config->lane);
+    if (config->encoding != NULL && strcmp (config->encoding, "f32") != 0 &&
+        strcmp (config->encoding, "bf16") != 0)
+        return gq_fail (error, GQ_INVALID, "encoding %s: f32 or bf16 is needed", config->encoding);
     return GQ_OK;
 }
 
@@ -205,6 +207,9 @@ gq_client_open (gq_client **client_p, const gq_client_config *config, gq_error *
     if (client == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     client->config = *config;
+    client->encoding = config->encoding != NULL && strcmp (config->encoding, "bf16") == 0
+                           ? GQ_ENCODING_BF16
+                           : GQ_ENCODING_F32;
     init_lock (client);
     zmq_msg_init (&client->frame);
     zmq_msg_init (&client->arrived);
@@ -282,7 +287,6 @@ static gq_status
 send_gradient (gq_client *client, uint32_t samples, uint64_t *sequence)
 {
     gq_frame frame = {.kind = GQ_KIND_GRADIENT,
-                      .encoding = GQ_ENCODING_F32,
                       .actor = client->actor,
                       .epoch = client->epoch,
                       .term = client->given_term,

@@ -51,6 +51,8 @@ struct gq_client {
     void *weights;   /* SUB */
     void *acks;      /* SUB, this actor's */
 
+    gq_encoding encoding; /* of gradients on lane inline */
+
     /* how gradients travel, and what shared memory tells (client_lane.c) */
     gq_lane *lane;
     gq_lane *parked;      /* earlier ones, in which the caller may still build a vector */

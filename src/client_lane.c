@@ -121,7 +121,8 @@ gq_client_open_lane (gq_client *client, const json_t *offer, gq_error *error)
             return gq_fail (error, GQ_REFUSED, "lane shm: %.900s", client->lane_reason.text);
     }
     gq_status status =
-        lane != NULL ? GQ_OK : gq_lane_inline_open (&lane, client->layout.element_count);
+        lane != NULL ? GQ_OK
+                     : gq_lane_inline_open (&lane, client->layout.element_count, client->encoding);
     if (status != GQ_OK)
         return gq_fail (error, status, "%s", gq_status_text (status));
     change_lane (client, &lane);
@@ -133,7 +134,7 @@ void
 gq_client_leave_shm (gq_client *client, const char *reason)
 {
     gq_lane *lane;
-    if (gq_lane_inline_open (&lane, client->layout.element_count) != GQ_OK)
+    if (gq_lane_inline_open (&lane, client->layout.element_count, client->encoding) != GQ_OK)
         return;
     for (uint32_t i = 0; i < client->window.size; i++)
         if (client->window.slots[i].sequence != 0 &&

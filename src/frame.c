@@ -5,6 +5,7 @@
 #include "frame.h"
 
 #include <isa-l/crc.h>
+#include <stdbool.h>
 #include <string.h>
 
 /* Offsets on the wire; docs/PROTOCOL.md has the same table. */
@@ -36,7 +37,7 @@ enum {
 _Static_assert(AT_HEADER_CRC + 4 == GQ_FRAME_HEADER_BYTES, "header size");
 _Static_assert(AT_RESERVED_B + 12 == AT_PAYLOAD_CRC, "header layout");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-               "payloads are little-endian float32 used in place");
+               "payloads are little-endian floats used in place");
 
 #define FLAG_FINITE 1u
 
@@ -170,6 +171,16 @@ read_fields (const uint8_t *at, gq_frame *frame)
     frame->finite = get32 (at + AT_FLAGS) == FLAG_FINITE;
 }
 
+/* Of an element; 0: this frame may not have that encoding. */
+static uint64_t
+element_bytes (const gq_frame *frame)
+{
+    if (frame->encoding == GQ_ENCODING_F32)
+        return sizeof (float);
+    bool may_round = frame->kind == GQ_KIND_GRADIENT && frame->lane == GQ_LANE_INLINE;
+    return frame->encoding == GQ_ENCODING_BF16 && may_round ? sizeof (uint16_t) : 0;
+}
+
 /* Do the fields of this kind agree with one another? */
 static int
 consistent (const gq_frame *frame)
@@ -184,8 +195,8 @@ consistent (const gq_frame *frame)
     if (frame->kind == GQ_KIND_ACK)
         return frame->encoding == GQ_ENCODING_RAW && frame->count == 0 &&
                frame->payload_bytes == GQ_ACK_BYTES;
-    if (frame->encoding != GQ_ENCODING_F32 || frame->count == 0 ||
-        frame->count > GQ_PARAMETERS_MAX || frame->payload_bytes != frame->count * sizeof (float))
+    if (frame->count == 0 || frame->count > GQ_PARAMETERS_MAX || element_bytes (frame) == 0 ||
+        frame->payload_bytes != frame->count * element_bytes (frame))
         return 0;
     switch (frame->kind) {
     case GQ_KIND_GRADIENT:

@@ -1,8 +1,8 @@
 /*
  * How a gradient's payload travels from an actor: steps 0 and 1 of its path.
  *
- * inline: the payload follows its header through the sockets.  shm: it lies in shared memory, and
- * the header alone travels.
+ * inline: the payload follows its header through the sockets, as float32 or bfloat16.  shm: it lies
+ * in shared memory as float32, and the header alone travels.
  */
 #ifndef GQ_LANE_H
 #define GQ_LANE_H
@@ -21,10 +21,10 @@ typedef struct gq_lane_ops {
     /* The buffer f32[count] of the next frame; the same one until send took it.  NULL: memory. */
     float *(*reserve) (gq_lane *lane);
 
-    /* Complete *frame (payload_bytes, lane, slot), send it and the reserved buffer on `socket`
-     * without waiting.  GQ_OK: sent, and *sent, not initialised before, is the message, to send
-     * again until the gradient is settled; it shares the bytes with the one on its way.  GQ_AGAIN:
-     * nothing changed.  GQ_INVALID: nothing reserved. */
+    /* Complete *frame (encoding, payload_bytes, lane, slot), send it and the reserved buffer on
+     * `socket` without waiting.  GQ_OK: sent, and *sent, not initialised before, is the message, to
+     * send again until the gradient is settled; it shares the bytes with the one on its way.
+     * GQ_AGAIN, GQ_MEMORY: nothing changed.  GQ_INVALID: nothing reserved. */
     gq_status (*send) (gq_lane *lane, void *socket, gq_frame *frame, zmq_msg_t *sent);
 
     /* The gradient in *sent, which stays the caller's, is settled: its buffer is free again. */
@@ -43,8 +43,9 @@ struct gq_lane {
     gq_lane *next; /* for who keeps several */
 };
 
-/* A lane for vectors of `count` elements.  GQ_OK, GQ_MEMORY. */
-GQ_CHECK gq_status gq_lane_inline_open (gq_lane **lane_p, uint64_t count);
+/* A lane for vectors of `count` elements, which travel in that encoding (f32 or bf16).  GQ_OK,
+ * GQ_MEMORY. */
+GQ_CHECK gq_status gq_lane_inline_open (gq_lane **lane_p, uint64_t count, gq_encoding encoding);
 
 /*
  * The lane of the file at `path`, locked for the life of this process; *words is its beginning, for

@@ -46,6 +46,7 @@ shm_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
         return GQ_INVALID;
     if (zmq_msg_init_size (&message, GQ_FRAME_HEADER_BYTES) != 0)
         return GQ_AGAIN;
+    frame->encoding = GQ_ENCODING_F32;
     frame->lane = GQ_LANE_SHM;
     frame->slot = lane->reserved;
     frame->payload_bytes = base->count * sizeof (float);

@@ -63,6 +63,7 @@ const gq_option_row gq_option_table[] = {
     COUNT ("actor", ACTOR, "inf", 0, NO_BOUND, "ID", "identity in the run, below 4096; inf: be given a free one"),
     COUNT ("window", ACTOR, "2", 1, GQ_WINDOW_MAX, "gradients", "gradients an actor may have unacknowledged"),
     CHOICE ("lane", ACTOR, "auto", "auto|inline|shm", "how gradients and weights travel: inline, through sockets; shm, through memory shared with the optimizer, on its host and where it offers it; auto, shm where it can be had"),
+    CHOICE ("encoding", ACTOR | BENCH, "f32", "f32|bf16", "how gradients travel on lane inline: f32, or bf16, rounded to half the bytes; lane shm is f32 always"),
     COUNT ("timeout-ms", ACTOR, "30000", 1, 2147483647, "ms", "longest wait for the broker, the optimizer or the queue before the actor gives up"),
 
     /* actor: learning */

@@ -9,6 +9,7 @@
 #include "rule_testing.h"
 #include "support.h"
 
+#include "bf16.h"
 #include "optimizer/core.h"
 
 enum { N = 7, ACTORS = 8, TERM = 3, EPOCH = 2 };
@@ -56,14 +57,24 @@ header_of (const gradient *g)
 }
 
 static inline gq_outcome
-take_frame (const gq_frame *frame, const float *values, gq_status *reason)
+take_frame (const gq_frame *frame, const void *payload, gq_status *reason)
 {
     gq_frame read;
     size_t size;
-    uint8_t *bytes = support_message (frame, values, &size);
+    uint8_t *bytes = support_message (frame, payload, &size);
     const gq_outcome outcome = gq_core_take (&core, bytes, size, &read, reason);
     free (bytes);
     return outcome;
+}
+
+/* The same values, or what is left of them, in bf16. */
+static inline gq_outcome
+take_bf16 (const gq_frame *frame, const float *values, gq_status *reason)
+{
+    const gq_frame half = support_bf16 (*frame);
+    uint16_t payload[N];
+    gq_bf16_encode (values, payload, frame->count);
+    return take_frame (&half, payload, reason);
 }
 
 static inline gq_outcome
@@ -148,12 +159,12 @@ settled (uint32_t actor)
 
 /* Refused for `reason`: nothing changed but the counters, and the actor will hear of it. */
 static inline void
-expect_refused (const gq_frame *frame, const float *values, gq_status expected)
+expect_refused (const gq_frame *frame, const void *payload, gq_status expected)
 {
     const uint64_t version = core.version, rejected = core.rejected_by[expected];
     const uint64_t refused = gq_ledger_ack (&core.ledger, frame->actor).refused;
     gq_status reason;
-    cr_assert_eq (take_frame (frame, values, &reason), GQ_OUTCOME_REFUSED);
+    cr_assert_eq (take_frame (frame, payload, &reason), GQ_OUTCOME_REFUSED);
     cr_assert_eq (reason, expected, "%s", gq_status_name (reason));
     cr_assert_eq (core.version, version);
     cr_assert_eq (core.rejected_by[expected], rejected + 1);

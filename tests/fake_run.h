@@ -113,6 +113,21 @@ fake_receive (void *socket, zmq_msg_t *message, int wait_ms)
     return zmq_poll (&item, 1, wait_ms) == 1 && zmq_msg_recv (message, socket, ZMQ_DONTWAIT) >= 0;
 }
 
+/* The vector f32[FAKE_COUNT] of a message; bf16 is the upper half of a float32. */
+static inline void
+fake_values (zmq_msg_t *message, const gq_frame *frame, float *values)
+{
+    const uint8_t *at = (uint8_t *)zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES;
+    if (frame->encoding == GQ_ENCODING_F32) {
+        memcpy (values, at, FAKE_COUNT * sizeof *values);
+        return;
+    }
+    cr_assert_eq (frame->encoding, GQ_ENCODING_BF16);
+    memset (values, 0, FAKE_COUNT * sizeof *values);
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        memcpy ((uint8_t *)&values[i] + 2, at + 2 * i, 2);
+}
+
 /* The next gradient or offer; values[FAKE_COUNT]. */
 static inline gq_frame
 fake_gradient (fake_run *self, float *values)
@@ -124,8 +139,7 @@ fake_gradient (fake_run *self, float *values)
                   GQ_OK);
     cr_assert_eq (gq_frame_check_payload (zmq_msg_data (&message), zmq_msg_size (&message)), GQ_OK);
     cr_assert_eq (frame.count, FAKE_COUNT);
-    memcpy (values, (uint8_t *)zmq_msg_data (&message) + GQ_FRAME_HEADER_BYTES,
-            FAKE_COUNT * sizeof *values);
+    fake_values (&message, &frame, values);
     zmq_msg_close (&message);
     return frame;
 }

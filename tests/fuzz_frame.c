@@ -43,7 +43,9 @@ check (const uint8_t *bytes, size_t size)
     }
     REQUIRE (size == GQ_FRAME_HEADER_BYTES + (frame.lane == GQ_LANE_SHM ? 0 : frame.payload_bytes));
     REQUIRE (frame.lane == GQ_LANE_SHM ? frame.kind == GQ_KIND_GRADIENT : frame.slot == 0);
-    REQUIRE (frame.kind == GQ_KIND_ACK || frame.payload_bytes == frame.count * sizeof (float));
+    const int halves = frame.encoding == GQ_ENCODING_BF16;
+    REQUIRE (!halves || (frame.kind == GQ_KIND_GRADIENT && frame.lane == GQ_LANE_INLINE));
+    REQUIRE (frame.kind == GQ_KIND_ACK || frame.payload_bytes == frame.count * (halves ? 2 : 4));
     status = gq_frame_check_payload (bytes, size);
     REQUIRE (status == GQ_OK || status == GQ_CHECKSUM);
     if (status != GQ_OK)

@@ -29,11 +29,13 @@ enum {
     PATIENCE,
     PAUSE,
     LANE,
+    BF16,
     KEY_COUNT
 };
 
 /* Defaults.  patience: how often in a row a call may time out before that counts as a failure.
- * pause: 1 waits for SIGUSR1 between opening and the first push.  lane: see `lanes`. */
+ * pause: 1 waits for SIGUSR1 between opening and the first push.  lane: see `lanes`.  bf16: 1 is
+ * that encoding. */
 static const struct {
     const char *name;
     uint64_t value;
@@ -46,7 +48,8 @@ static const struct {
                      [RESEND_MS] = {"resend_ms", 1000},
                      [PATIENCE] = {"patience", 0},
                      [PAUSE] = {"pause", 0},
-                     [LANE] = {"lane", 0}};
+                     [LANE] = {"lane", 0},
+                     [BF16] = {"bf16", 0}};
 
 static const char *const lanes[] = {"auto", "inline", "shm"};
 
@@ -176,6 +179,7 @@ run (const char *address, const uint64_t *set)
     config.initial = zeros;
     config.interrupted = stopped;
     config.lane = lanes[set[LANE] % 3];
+    config.encoding = set[BF16] != 0 ? "bf16" : "f32";
     gq_status status = zeros == NULL ? GQ_MEMORY : gq_client_open (&client, &config, &error);
     free (zeros);
     if (status != GQ_OK) {
@@ -258,6 +262,8 @@ check_alone (void)
     failures += !refuses ("no time for an answer", &config, GQ_INVALID, "resend_ms");
     config = good, config.lane = "carrier pigeon";
     failures += !refuses ("an unknown lane", &config, GQ_INVALID, "lane");
+    config = good, config.encoding = "f16";
+    failures += !refuses ("an unknown encoding", &config, GQ_INVALID, "encoding");
     gq_tensor_shape empty = {.name = "w", .rank = 1, .shape = {0}};
     config = good, config.tensors = &empty, config.tensor_count = 1;
     failures += !refuses ("a tensor without elements", &config, GQ_INVALID, "no elements");
@@ -266,7 +272,7 @@ check_alone (void)
     failures += !refuses ("an interrupted wait", &config, GQ_CLOSED, "interrupted");
     gq_client *client = NULL;
     failures += gq_client_close (&client) != GQ_OK; /* as free: nothing to do */
-    printf ("%d of 11 checks failed\n", failures);
+    printf ("%d of 12 checks failed\n", failures);
     return failures == 0 ? 0 : 1;
 }
 

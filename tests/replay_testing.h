@@ -48,7 +48,8 @@ digest_of (gq_core *self)
     return XXH64_digest (&state);
 }
 
-/* The actors of a random life; what becomes of their frames is counted. */
+/* The actors of a random life, every other one of which speaks bf16; what becomes of their frames
+ * is counted. */
 typedef struct driver {
     uint64_t seed;
     uint32_t epochs[ACTORS];
@@ -118,7 +119,9 @@ driver_step (driver *self)
     gq_status reason;
     if (support_random (&self->seed) % 32 == 0)
         frame.digest++;
-    self->outcomes[take_frame (&frame, g.values, &reason)]++;
+    gq_outcome outcome = actor % 2 == 0 ? take_frame (&frame, g.values, &reason)
+                                        : take_bf16 (&frame, g.values, &reason);
+    self->outcomes[outcome]++;
 }
 
 static inline void

@@ -49,6 +49,15 @@ support_frame (gq_frame_kind kind, uint64_t digest, uint64_t count)
     return frame;
 }
 
+/* The same gradient in bf16: half the bytes. */
+static inline gq_frame
+support_bf16 (gq_frame frame)
+{
+    frame.encoding = GQ_ENCODING_BF16;
+    frame.payload_bytes = frame.count * 2;
+    return frame;
+}
+
 /* Header and payload in one block of malloc, yours to free.  *size: of the whole. */
 static inline uint8_t *
 support_message (const gq_frame *frame, const void *payload, size_t *size)

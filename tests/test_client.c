@@ -148,6 +148,55 @@ Test (client, while_nobody_takes_gradients_push_times_out_and_counts_none)
 
 /* ---- acknowledgements ---- */
 
+static gq_client_config
+rounding (void)
+{
+    gq_client_config config = quick ();
+    config.encoding = "bf16";
+    return config;
+}
+
+Test (client, with_bf16_half_the_bytes_carry_the_rounded_values)
+{
+    static const float pushed[FAKE_COUNT] = {0x1.01p0f,     0x1.03p0f, -0x1.010002p0f,
+                                             0x1.fffffep0f, 0x1p-140f, -0.0f};
+    static const float rounded[FAKE_COUNT] = {1, 0x1.04p0f, -0x1.02p0f, 2, 0, -0.0f};
+    float values[FAKE_COUNT];
+    begin (rounding ());
+    for (uint64_t sequence = 1; sequence <= 2; sequence++) {
+        cr_assert_eq (gq_client_push (client, pushed, 9), GQ_OK);
+        const gq_frame frame = fake_gradient (&fake, values);
+        cr_assert_eq (frame.encoding, GQ_ENCODING_BF16);
+        cr_assert_eq (frame.payload_bytes, 2 * FAKE_COUNT);
+        cr_assert_eq (frame.sequence, sequence);
+        cr_assert_arr_eq ((uint8_t *)values, (const uint8_t *)rounded, sizeof rounded);
+    }
+    end ();
+}
+
+/* A socket that has no room is tried more than once, and between two calls the caller may write. */
+Test (client, with_bf16_what_is_written_after_a_failed_commit_is_what_goes_out)
+{
+    float values[FAKE_COUNT] = {0};
+    uint64_t sequence = 0;
+    gq_client_config config = rounding ();
+    config.window = GQ_WINDOW_MAX;
+    begin (config);
+    zmq_close (fake.gradients);
+    AWAIT (push_briefly (1) == GQ_TIMEOUT);
+    float *vector = gq_client_reserve (client);
+    cr_assert_eq (vector[1], 2, "still what was pushed in vain");
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        vector[i] = 64 + (float)i;
+    fake.gradients = fake_socket (&fake, ZMQ_PULL, "g");
+    cr_assert_eq (gq_client_commit (client, 1, &sequence), GQ_OK);
+    while (fake_gradient (&fake, values).sequence != sequence)
+        continue;
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        cr_assert_eq (values[i], 64 + (float)i);
+    end ();
+}
+
 Test (client, waits_for_the_weights_that_an_ack_names)
 {
     begin (quick ());

@@ -40,10 +40,9 @@ show (gq_lanes *lanes, uint64_t version, float value)
 }
 
 static void
-begin_shm (void)
+begin_shm_with (gq_client_config config)
 {
     gq_error error = {""};
-    gq_client_config config = quick ();
     config.lane = "shm";
     fake_begin (&fake);
     snprintf (lane_directory, sizeof lane_directory, "%s/lane", fake.directory);
@@ -51,6 +50,20 @@ begin_shm (void)
     show (fake.lanes, FAKE_VERSION, 1);
     cr_assert_eq (fake_open (&fake, &client, config, &error), GQ_OK, "%s", error.text);
     cr_assert_str_eq (gq_client_lane (client, NULL), "shm");
+}
+
+static void
+begin_shm (void)
+{
+    begin_shm_with (quick ());
+}
+
+static void
+begin_shm_bf16 (void)
+{
+    gq_client_config config = quick ();
+    config.encoding = "bf16";
+    begin_shm_with (config);
 }
 
 static void
@@ -218,6 +231,29 @@ Test (client_lane, back_to_inline_nothing_is_lost_and_the_vector_being_built_goe
     fake_weights (&fake, FAKE_TERM + 1, FAKE_VERSION + 5, 8);
     AWAIT (weights ().version == FAKE_VERSION + 5);
     cr_assert_eq (weights ().data[0], 8);
+}
+
+Test (client_lane, shared_memory_is_float32_and_what_begins_inline_is_bf16, .init = begin_shm_bf16,
+      .fini = end_shm)
+{
+    gq_frame frame;
+    float values[FAKE_COUNT];
+    const float fine = 1 + 0x1p-20f; /* no bfloat16 */
+    cr_assert_eq (push (fine), GQ_OK);
+    cr_assert_eq (descriptor (&frame)[0], fine);
+    cr_assert_eq (frame.encoding, GQ_ENCODING_F32);
+    float *building = gq_client_reserve (client); /* the lane changes under this one */
+    end_of_shm (1);
+    for (size_t i = 0; i < FAKE_COUNT; i++)
+        building[i] = fine;
+    cr_assert_eq (gq_client_commit (client, 1, NULL), GQ_OK);
+    cr_assert_eq (push (fine), GQ_OK);
+    for (uint64_t sequence = 2; sequence <= 3; sequence++) {
+        frame = fake_gradient (&fake, values);
+        cr_assert_eq (frame.sequence, sequence);
+        cr_assert_eq (frame.encoding, GQ_ENCODING_BF16);
+        cr_assert_eq (values[0], 1);
+    }
 }
 
 /* By an optimizer that does not know this life: only sockets can tell it more. */

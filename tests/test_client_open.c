@@ -56,6 +56,19 @@ Test (client_open, offers_its_first_weights_to_a_run_that_has_none)
     end ();
 }
 
+Test (client_open, first_weights_are_never_rounded)
+{
+    const float initial[FAKE_COUNT] = {1.1f, 1e-40f, 3.3e38f, 4.4f, -5.5f, 6.6f};
+    gq_client_config config = quick ();
+    config.initial = initial;
+    config.encoding = "bf16";
+    fake.wants_initial = true;
+    begin (config);
+    const gq_weights first = weights ();
+    cr_assert_arr_eq (first.data, initial, sizeof initial);
+    end ();
+}
+
 static void
 expect_open_fails (gq_client_config config, gq_status expected, const char *word)
 {
@@ -164,8 +177,8 @@ Test (client_open, opening_can_be_interrupted)
 
 Test (client_open, a_configuration_out_of_bounds_is_refused)
 {
-    gq_client_config bad[8];
-    for (size_t i = 0; i < 8; i++) {
+    gq_client_config bad[9];
+    for (size_t i = 0; i < 9; i++) {
         bad[i] = quick ();
         bad[i].address = "ipc:///tmp/gradq-test-nobody-listens-here";
     }
@@ -178,7 +191,8 @@ Test (client_open, a_configuration_out_of_bounds_is_refused)
     bad[5].lane = "carrier pigeon";
     bad[6].address = "udp://nowhere:1";
     bad[7].tensors = &empty, bad[7].tensor_count = 1;
-    for (size_t i = 0; i < 8; i++) {
+    bad[8].encoding = "f16";
+    for (size_t i = 0; i < 9; i++) {
         gq_error error = {""};
         cr_assert_eq (gq_client_open (&client, &bad[i], &error), GQ_INVALID, "case %zu", i);
         cr_assert_str_not_empty (error.text);

@@ -53,6 +53,34 @@ Test (core, a_payload_may_lie_at_any_address)
     end ();
 }
 
+Test (core, a_gradient_in_bf16_is_its_float32_values_at_any_address)
+{
+    /* Of 8 significant digits, as are their sums. */
+    const float values[N] = {1, -2, 0.5F, 96, -0.0078125F, 0, 3};
+    float expected[N] = {0};
+    begin (&plain, 0);
+    for (size_t shift = 0; shift < 8; shift++) {
+        gradient g = of (1, shift + 1, 0);
+        gq_frame frame = support_bf16 (header_of (&g)), read;
+        uint16_t payload[N];
+        gq_status reason;
+        size_t size;
+        for (size_t i = 0; i < N; i++) {
+            uint32_t bits;
+            memcpy (&bits, &values[i], sizeof bits);
+            payload[i] = (uint16_t)(bits >> 16);
+            expected[i] -= values[i];
+        }
+        uint8_t *bytes = support_message (&frame, payload, &size);
+        uint8_t *place = support_guarded_end (size + 8) - size - shift;
+        memcpy (place, bytes, size);
+        cr_assert_eq (gq_core_take (&core, place, size, &read, &reason), GQ_OUTCOME_STEPPED);
+        expect_weights (expected);
+        free (bytes);
+    }
+    end ();
+}
+
 /* ---- refusing ---- */
 
 Test (core, a_gradient_for_another_layout_is_refused)
@@ -91,6 +119,32 @@ Test (core, a_value_that_is_not_finite_is_refused_wherever_it_stands)
             expect_refused (&frame, g.values, GQ_NONFINITE);
         }
     cr_assert_eq (gq_core_rejected (&core), sequence);
+    end ();
+}
+
+Test (core, bf16_is_refused_for_the_same_reasons)
+{
+    static const uint16_t bad[] = {0x7f80, 0xff80, 0x7fc0, 0xff81};
+    uint64_t sequence = 0;
+    uint16_t payload[N + 1] = {0};
+    begin (&plain, 0);
+    for (size_t i = 0; i < N; i++)
+        for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
+            const gradient g = of (2, ++sequence, 0);
+            const gq_frame frame = support_bf16 (header_of (&g));
+            payload[i] = bad[k];
+            expect_refused (&frame, payload, GQ_NONFINITE);
+            payload[i] = 0;
+        }
+    gradient g = of (2, ++sequence, 0);
+    gq_frame frame = header_of (&g);
+    frame.count = N + 1;
+    frame = support_bf16 (frame);
+    expect_refused (&frame, payload, GQ_COUNT);
+    g.sequence = ++sequence;
+    frame = support_bf16 (header_of (&g));
+    frame.digest++;
+    expect_refused (&frame, payload, GQ_LAYOUT);
     end ();
 }
 
@@ -304,6 +358,9 @@ Test (core, first_weights_that_are_not_finite_or_of_another_layout_are_not_taken
     memcpy (frame.run, core.run, GQ_RUN_ID_BYTES);
     cr_assert_eq (take_frame (&frame, zero, &reason), GQ_OUTCOME_IGNORED);
     cr_assert_eq (reason, GQ_LAYOUT);
+    frame.digest--;
+    cr_assert_eq (take_bf16 (&frame, zero, &reason), GQ_OUTCOME_IGNORED);
+    cr_assert_eq (reason, GQ_MALFORMED, "weights are float32");
     cr_assert_not (core.has_weights);
     cr_assert_eq (take_init (zero, &reason), GQ_OUTCOME_STARTED);
     end ();

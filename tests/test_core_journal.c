@@ -134,15 +134,19 @@ Test (core_journal, records_hold_what_was_decided_and_ignored_frames_leave_none)
     begin_journaled (&plain);
     const gradient good = of (3, 1, 1.5f), bad = of (3, 2, INFINITY), lost = of (ACTORS, 1, 1);
     const gq_frame good_frame = header_of (&good), bad_frame = header_of (&bad);
+    const gradient short_one = of (3, 3, 0.5f);
+    const gq_frame short_frame = header_of (&short_one), halves = support_bf16 (short_frame);
+    gq_status reason;
     take (good);
     take (good); /* a duplicate */
     take (lost); /* nobody's */
     take (bad);
     take (bad);
     grant (6, EPOCH + 5);
+    cr_assert_eq (take_bf16 (&short_frame, short_one.values, &reason), GQ_OUTCOME_STEPPED);
     cr_assert_eq (gq_journal_read (&memory->base, core.run, 0, 0, note, &all, &last, &error), GQ_OK,
                   "%s", error.text);
-    cr_assert_eq (all.count, 3);
+    cr_assert_eq (all.count, 4);
     uint8_t *bytes = support_message (&good_frame, good.values, &size);
     cr_assert_eq (all.of[0].kind, GQ_RECORD_GRADIENT);
     cr_assert_eq (all.of[0].bytes, size);
@@ -159,6 +163,14 @@ Test (core_journal, records_hold_what_was_decided_and_ignored_frames_leave_none)
     cr_assert_eq (all.of[2].bytes, sizeof ids + GQ_NONCE_BYTES);
     cr_assert_arr_eq (all.of[2].payload, ids, sizeof ids);
     cr_assert_arr_eq (all.of[2].payload + sizeof ids, core.ledger.actors[6].nonce, GQ_NONCE_BYTES);
+    uint16_t half_values[N];
+    for (size_t i = 0; i < N; i++)
+        half_values[i] = 0x3f00; /* 0.5 */
+    bytes = support_message (&halves, half_values, &size);
+    cr_assert_eq (all.of[3].kind, GQ_RECORD_GRADIENT);
+    cr_assert_eq (all.of[3].bytes, size);
+    cr_assert_arr_eq (all.of[3].payload, bytes, size, "as it came");
+    free (bytes);
     end_journaled ();
 }
 

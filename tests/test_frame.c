@@ -275,7 +275,9 @@ Test (frame, every_field_refuses_what_it_may_not_hold_though_the_checksum_is_rig
         {"actor -1", AT_ACTOR, 4, UINT32_MAX},
         {"epoch 0", AT_EPOCH, 4, 0},
         {"raw vector", AT_ENCODING, 2, GQ_ENCODING_RAW},
-        {"encoding 2", AT_ENCODING, 2, 2},
+        {"bf16 of twice the size", AT_ENCODING, 2, GQ_ENCODING_BF16},
+        {"encoding 3", AT_ENCODING, 2, 3},
+        {"encoding -1", AT_ENCODING, 2, UINT16_MAX},
         {"lane 1", AT_LANE, 2, 1},
         {"lane 65535", AT_LANE, 2, 65535},
         {"sequence 0", AT_SEQUENCE, 8, 0},
@@ -305,6 +307,43 @@ Test (frame, every_field_refuses_what_it_may_not_hold_though_the_checksum_is_rig
         seal (bytes);
         cr_assert_eq (gq_frame_decode (bytes, SIZE, &read), GQ_MALFORMED, "%s", wrong[i].what);
     }
+}
+
+Test (frame, only_a_gradient_of_lane_inline_may_be_bf16_and_it_has_two_bytes_an_element)
+{
+    static const gq_frame_kind kinds[] = {GQ_KIND_INIT, GQ_KIND_WEIGHTS, GQ_KIND_ACK};
+    const gq_frame good = support_bf16 (sample (GQ_KIND_GRADIENT));
+    gq_frame frame, read;
+    size_t size;
+    uint8_t *bytes = support_message (&good, payload, &size);
+    cr_assert_eq (size, GQ_FRAME_HEADER_BYTES + 2 * COUNT);
+    cr_assert_eq (gq_frame_decode (bytes, size, &read), GQ_OK);
+    expect_same (&good, &read);
+    cr_assert_eq (gq_frame_check_payload (bytes, size), GQ_OK);
+    for (uint64_t wrong = 0; wrong <= 4 * COUNT; wrong++) {
+        frame = good;
+        frame.payload_bytes = wrong;
+        gq_frame_encode (&frame, payload, bytes);
+        cr_assert_eq (gq_frame_decode_header (bytes, &read),
+                      wrong == 2 * COUNT ? GQ_OK : GQ_MALFORMED, "%d bytes", (int)wrong);
+    }
+    frame = good, frame.count = 0, frame.payload_bytes = 0;
+    gq_frame_encode (&frame, payload, bytes);
+    cr_assert_eq (gq_frame_decode_header (bytes, &read), GQ_MALFORMED);
+    /* Twice this is 2 COUNT again, modulo 2^64. */
+    frame = good, frame.count = (UINT64_C (1) << 63) + COUNT;
+    gq_frame_encode (&frame, payload, bytes);
+    cr_assert_eq (gq_frame_decode_header (bytes, &read), GQ_MALFORMED);
+    frame = good, frame.lane = GQ_LANE_SHM;
+    gq_frame_encode (&frame, NULL, bytes);
+    cr_assert_eq (gq_frame_decode_header (bytes, &read), GQ_MALFORMED, "shared memory is f32");
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        frame = good, frame.kind = (uint16_t)kinds[i];
+        gq_frame_encode (&frame, payload, bytes);
+        cr_assert_eq (gq_frame_decode_header (bytes, &read), GQ_MALFORMED, "kind %d",
+                      (int)kinds[i]);
+    }
+    free (bytes);
 }
 
 Test (frame, what_only_gradients_need_may_be_zero_in_weights)
@@ -357,7 +396,7 @@ Test (frame, whatever_decodes_is_consistent)
 {
     enum { ROUNDS = 200000 };
     uint64_t seed = 11;
-    size_t sound = 0;
+    size_t sound = 0, halves = 0;
     printf ("seed %llu\n", (unsigned long long)seed);
     for (size_t i = 0; i < ROUNDS; i++) {
         uint8_t bytes[SIZE];
@@ -372,18 +411,26 @@ Test (frame, whatever_decodes_is_consistent)
         put (bytes + AT_COUNT, any_value (&seed, COUNT), 8);
         put (bytes + AT_SAMPLES, any_value (&seed, 1), 4);
         put (bytes + AT_PAYLOAD_BYTES, any_value (&seed, COUNT * 4), 8);
+        /* In bf16 these are the bytes of twice as many elements. */
+        if (support_random (&seed) % 4 == 0)
+            put (bytes + AT_COUNT, 2 * COUNT, 8);
         put (bytes + AT_HEADER_CRC, gq_crc32c (bytes, AT_HEADER_CRC), 4);
         if (gq_frame_decode (bytes, SIZE, &frame) != GQ_OK)
             continue;
         sound++;
         cr_assert (frame.actor < GQ_ACTORS_MAX && frame.lane == 0);
         cr_assert (frame.kind >= 1 && frame.kind <= 3, "an ack has no room for a vector");
-        cr_assert (frame.count == COUNT && frame.payload_bytes == COUNT * 4);
-        cr_assert (frame.encoding == GQ_ENCODING_F32);
+        cr_assert (frame.payload_bytes == COUNT * 4);
+        halves += frame.encoding == GQ_ENCODING_BF16;
+        if (frame.encoding == GQ_ENCODING_BF16)
+            cr_assert (frame.count == 2 * COUNT && frame.kind == GQ_KIND_GRADIENT);
+        else
+            cr_assert (frame.count == COUNT && frame.encoding == GQ_ENCODING_F32);
         cr_assert (frame.kind != GQ_KIND_GRADIENT ||
                    (frame.epoch > 0 && frame.sequence > 0 && frame.samples > 0));
     }
     cr_assert (sound > 0 && sound < ROUNDS, "%zu of %d sound", sound, (int)ROUNDS);
+    cr_assert (halves > 0 && halves < sound, "%zu of them bf16", halves);
 }
 
 Test (frame, an_ack_survives_a_round_trip_and_fills_all_of_its_bytes)

@@ -137,6 +137,7 @@ read_options (bench *self, gq_error *error)
     point->seconds = gq_options_number (options, "seconds");
     point->tcp = strcmp (gq_options_text (options, "transport"), "tcp") == 0;
     point->threads = (uint32_t)gq_options_count (options, "threads");
+    point->encoding = gq_options_text (options, "encoding");
     point->optimizer = gq_options_text (options, "optimizer");
     point->plugins = gq_options_text (options, "plugins");
     point->cpu = gq_options_text (options, "cpu");

@@ -53,6 +53,9 @@ typedef struct gq_client_config {
     /* How gradients and weights travel.  "inline": through sockets.  "shm": through memory shared
      * with an optimizer on this host, or not at all.  "auto": shm where it can be had. */
     const char *lane;
+    /* How a gradient travels on lane inline: "f32", or "bf16", rounded at commit to the nearest
+     * bfloat16 in half the bytes.  Memory that is shared holds f32 always.  NULL: f32. */
+    const char *encoding;
     /* The model.  NULL: take the layout that the run has.  Given: must equal the run's, or becomes
      * the run's, with `initial` (f32[sum of sizes], borrowed during open) as version 0. */
     const gq_tensor_shape *tensors;
@@ -65,7 +68,7 @@ typedef struct gq_client_config {
 #define GQ_CLIENT_CONFIG                                                         \
     {                                                                            \
         .actor = GQ_ACTOR_ANY, .window = GQ_WINDOW_DEFAULT, .timeout_ms = 30000, \
-        .resend_ms = 1000, .lane = "auto"                                        \
+        .resend_ms = 1000, .lane = "auto", .encoding = "f32"                     \
     }
 
 typedef struct gq_weights {
@@ -124,6 +127,7 @@ float *gq_client_reserve (gq_client *client);
 /*
  * Send what gq_client_reserve gave, computed from the version that gq_client_weights gave last,
  * from `samples` >= 1 environment steps or examples.  Waits while the window or the queue is full.
+ * With encoding bf16 it is rounded here, on its way: the buffer keeps what was written.
  *
  * GQ_OK: sent, with *sequence (may be NULL) to wait for.  GQ_TIMEOUT, GQ_CLOSED: not sent, the
  * buffer is still reserved.  GQ_RUN: another run has taken this address over; open a new client.

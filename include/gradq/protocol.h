@@ -24,7 +24,7 @@ extern "C" {
 #define GQ_RUN_ID_BYTES       16
 
 typedef enum gq_frame_kind {
-    GQ_KIND_GRADIENT = 1, /* actor -> optimizer: f32[count] */
+    GQ_KIND_GRADIENT = 1, /* actor -> optimizer: f32[count], inline also bf16[count] */
     GQ_KIND_INIT = 2,     /* actor -> optimizer: proposed first weights, f32[count] */
     GQ_KIND_WEIGHTS = 3,  /* optimizer -> actors: one whole version, f32[count] */
     GQ_KIND_ACK = 4       /* optimizer -> one actor: gq_ack */
@@ -32,8 +32,8 @@ typedef enum gq_frame_kind {
 
 typedef enum gq_encoding {
     GQ_ENCODING_RAW = 0, /* the payload is no vector (acknowledgements) */
-    GQ_ENCODING_F32 = 1
-    /* 2 is kept for bf16 */
+    GQ_ENCODING_F32 = 1,
+    GQ_ENCODING_BF16 = 2 /* gradients on lane inline only: the upper halves of float32 */
 } gq_encoding;
 
 typedef enum gq_lane_kind {

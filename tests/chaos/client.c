@@ -35,17 +35,21 @@
 /* Lines of one look: a whole window settled, and one version. */
 #define TEXT_MAX ((GQ_WINDOW_MAX + 1) * 64)
 
-enum { HALF, WINDOW, PAUSE_US, RESEND_MS, COUNT, ODD, KEY_COUNT };
+enum { HALF, WINDOW, PAUSE_US, RESEND_MS, COUNT, ODD, BF16, KEY_COUNT };
 
 /* half: elements in each of the two tensors.  pause_us: between two gradients, so that the oracle's
  * loop in Python can follow.  count: gradients to push.  odd: one gradient in this many is NaN, one
- * infinite; 0: none. */
+ * infinite; 0: none.  bf16: 1 is that encoding. */
 static const struct {
     const char *name;
     uint64_t value;
-} keys[KEY_COUNT] = {[HALF] = {"half", 32},           [WINDOW] = {"window", 4},
-                     [PAUSE_US] = {"pause_us", 1000}, [RESEND_MS] = {"resend_ms", 200},
-                     [COUNT] = {"count", UINT64_MAX}, [ODD] = {"odd", 64}};
+} keys[KEY_COUNT] = {[HALF] = {"half", 32},
+                     [WINDOW] = {"window", 4},
+                     [PAUSE_US] = {"pause_us", 1000},
+                     [RESEND_MS] = {"resend_ms", 200},
+                     [COUNT] = {"count", UINT64_MAX},
+                     [ODD] = {"odd", 64},
+                     [BF16] = {"bf16", 0}};
 
 typedef struct chaos_client {
     gq_client *client;
@@ -251,6 +255,7 @@ open_client (chaos_client *self, const char *address, uint32_t actor)
     config.tensor_count = 2;
     config.initial = initial;
     config.interrupted = interrupted;
+    config.encoding = self->set[BF16] != 0 ? "bf16" : "f32";
     gq_status status = gq_client_open (&self->client, &config, &error);
     free (initial);
     if (status != GQ_OK && status != GQ_CLOSED)

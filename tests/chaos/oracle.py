@@ -37,6 +37,7 @@ from rules import F32, RULES
 
 # gradq/status.h, by position.
 NONFINITE, STALE = 8, 9
+F32_VECTOR, BF16_VECTOR = 1, 2  # encodings of a frame
 DIGESTS = 5  # versions at which gradq-replay is asked
 
 # ---- what chaos_client pushes ----
@@ -60,6 +61,20 @@ def is_odd(key: int, odd: int) -> bool:
 
 def samples_of(key: int) -> int:
     return 1 + (key >> 32) % 8
+
+
+def halves_of(vector: numpy.ndarray) -> bytes:
+    """Finite float32 numbers as bf16: of the two around each, both exact, the nearer, else the even
+    one."""
+    low = vector.view("<u4") >> numpy.uint32(16)  # towards zero
+    around = [(each << numpy.uint32(16)).view("<f4").astype(float) for each in (low, low + 1)]
+    below, above = (numpy.abs(vector - each) for each in around)
+    up = (above < below) | ((above == below) & (low % 2 == 1))
+    return (low + up).astype("<u2").tobytes()
+
+
+def floats_of(halves: bytes) -> numpy.ndarray:
+    return (numpy.frombuffer(halves, "<u2").astype("<u4") << numpy.uint32(16)).view("<f4")
 
 
 class Filler:
@@ -140,7 +155,7 @@ class Oracle:
         self.came = {}         # actor: what came in its epoch
         self.settled = set()   # (actor, epoch, sequence) in the journal
         self.before = {}       # actor: (epoch, came) in the first checkpoint, unless whole
-        self.refused = 0
+        self.refused = self.halves = 0  # halves: frames in bf16
         self.crcs = {}         # version: CRC32C of the weights
         self.digests = {}      # version: XXH64 of the weights
         self.terms = {}        # term: first version
@@ -305,8 +320,10 @@ class Oracle:
          samples, *_, payload_crc, header_crc) = FRAME.unpack_from(data)
         # What is kept of a refused one is the header, as it came; a whole one is of lane inline.
         lanes = {GRADIENT: (0,), NAMED: (1,), REFUSAL: (0, 1)}[record.kind]
-        check((magic, protocol, kind, encoding) == (FRAME_MAGIC, 1, 1, 1) and lane in lanes
+        check((magic, protocol, kind) == (FRAME_MAGIC, 1, 1) and lane in lanes
+              and (encoding == F32_VECTOR or (encoding == BF16_VECTOR and lane == 0))
               and run == self.run and samples >= 1, record.place, "no gradient of this run")
+        self.halves += encoding == BF16_VECTOR
         check(header_crc == crc32c(data[:FRAME_BYTES - 4]), record.place, "checksum of the frame")
         name = (actor, epoch, sequence)
         check(self.epochs.get(actor, (0,))[0] == epoch, record.place, f"{name}: not its epoch")
@@ -316,7 +333,8 @@ class Oracle:
         if self.filler is None:
             self.filler = Filler(count // 2)
         staleness = max(0, self.version - version)
-        self.judge(record, name, staleness, samples, reason, payload_crc if lane == 0 else None)
+        self.judge(record, name, staleness, samples, reason, encoding,
+                   payload_crc if lane == 0 else None)
         if record.kind == REFUSAL:
             self.refused += 1
             return
@@ -325,12 +343,15 @@ class Oracle:
             check(self.seed is not None, record.place, "only named, and no seed to make it from")
             gradient = self.filler.vector(key_of(self.seed, *name))
         else:
-            gradient = numpy.frombuffer(data, "<f4", offset=FRAME_BYTES)
+            payload = data[FRAME_BYTES:]
+            check(payload_crc == crc32c(payload), record.place, "checksum of the payload")
+            gradient = (floats_of(payload) if encoding == BF16_VECTOR
+                        else numpy.frombuffer(payload, "<f4"))
         check(gradient.size == count, record.place, "count")
         self.apply(gradient, staleness, samples)
 
     def judge(self, record: Record, name: tuple, staleness: int, samples: int, reason: int,
-              payload_crc: int):
+              encoding: int, payload_crc: int):
         """Was the decision the right one, and are the bytes those that the client made?"""
         limit = self.life["max_staleness"]
         stale = limit is not None and not self.life["damp"] and staleness > limit
@@ -341,7 +362,8 @@ class Oracle:
         expected = NONFINITE if is_odd(key, self.odd) else STALE if stale else 0
         check(reason == expected, record.place, f"{name}: decided {reason}, not {expected}")
         if not is_odd(key, self.odd):
-            made = self.filler.vector(key).tobytes()
+            made = self.filler.vector(key)
+            made = halves_of(made) if encoding == BF16_VECTOR else made.tobytes()
             check(payload_crc in (None, crc32c(made)), record.place, f"{name}: not what was pushed")
             check(record.kind != GRADIENT or record.payload[FRAME_BYTES:] == made, record.place,
                   f"{name}: torn")
@@ -444,7 +466,8 @@ def examine(directory: Path, build: Path = None, seed: int = None, logs: list = 
         oracle.check_replay(build)
     gone = len(oracle.segments) - len(list((directory / "journal").glob("segment-*")))
     return {"records": oracle.lsn, "version": oracle.version, "applied": oracle.applied,
-            "refused": oracle.refused, "promised": promised, "looks": looks,
+            "refused": oracle.refused, "halves": oracle.halves, "promised": promised,
+            "looks": looks,
             "checkpoints": oracle.compared, "terms": len(oracle.terms), "swaps": oracle.swaps,
             "grants": len({name[:2] for name in oracle.settled}),
             "segments": len(oracle.segments), "recycled": gone}

@@ -66,7 +66,8 @@ def choose(seed: int) -> dict:
             "journal": "recycle" if large else chance.choice(("recycle", "keep")),
             "checkpoint-interval-s": 0.1 if large else 0.3,
             "publish-interval-ms": 50 if large else chance.choice((0, 0, 20)),
-            "lane": "inline" if seed // 4 % 2 == 0 else "auto"}  # auto: shared memory
+            "lane": "inline" if seed // 4 % 2 == 0 else "auto",  # auto: shared memory
+            "bf16": seed % 3}  # so many clients speak it on lane inline
 
 
 def option_words(settings: dict) -> list:

@@ -8,7 +8,8 @@ sound peer says: every field of a frame can be set, and left inconsistent.
     Wire                     a peer's sockets: control, gradients, weights, acks
     greeted                  a bare connection behind its handshake
     Service                  broker, optimizer, clients; `service` and `tcp_service` are fixtures
-    value, values            what tests/main_client.c pushes
+    value                    what tests/main_client.c pushes
+    halves, rounded          bf16, and what it leaves of a float32
     safetensors, read_safetensors
 """
 import ctypes
@@ -31,7 +32,7 @@ from conftest import SLOW, wait_for
 
 MAGIC, PROTOCOL = 0x31515247, 1
 GRADIENT, INIT, WEIGHTS, ACK = 1, 2, 3, 4
-RAW, F32 = 0, 1
+RAW, F32, BF16 = 0, 1, 2
 # The offsets at the top of src/frame.c, as one struct: fields, then two checksums.
 LAYOUT = struct.Struct("<IHHIIIHHQ16sQQQIIQQQQQ")
 CHECKSUMS = struct.Struct("<II")
@@ -121,6 +122,18 @@ def value(seed: int, sequence) -> numpy.ndarray:
     z = z ^ (z >> numpy.uint64(31))
     bits = (z >> numpy.uint64(40)).astype(numpy.int64) - (1 << 23)
     return (bits / numpy.float64(1 << 23)).astype(numpy.float32)  # 24 bits: exact
+
+
+def halves(vector) -> bytes:
+    """A finite float32 vector as bf16: half of the last place that stays, and ties to even."""
+    bits = numpy.asarray(vector, "<f4").view("<u4").astype(numpy.uint64)
+    rest, kept = bits % 65536, bits // 65536
+    return (kept + ((rest > 32768) | ((rest == 32768) & (kept % 2 == 1)))).astype("<u2").tobytes()
+
+
+def rounded(vector) -> numpy.ndarray:
+    """What is left of a finite float32 vector in bf16, as float32."""
+    return (numpy.frombuffer(halves(vector), "<u2").astype("<u4") * 65536).view("<f4")
 
 
 def safetensors(path: Path, tensors: dict) -> Path:

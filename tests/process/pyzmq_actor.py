@@ -8,9 +8,10 @@
         actor.wait()                                 # everything pushed is settled
 
 As a program it fits a line through seeded points, from as many actors as one likes; GRADQ_ADDRESS
-is the service, GRADQ_ACTOR (optional) the id.  All input and output happens in Actor.turn(): an
-actor that computes for seconds without a call is shown as silent meanwhile, and loses nothing:
-what is not acknowledged is kept, and sent again.
+is the service, GRADQ_ACTOR (optional) the id, GRADQ_ENCODING (optional) f32 or bf16.
+
+All input and output happens in Actor.turn(): an actor that computes for seconds without a call is
+shown as silent meanwhile, and loses nothing: what is not acknowledged is kept, and sent again.
 """
 import json
 import os
@@ -26,6 +27,7 @@ import zmq
 
 MAGIC, PROTOCOL = b"GRQ1", 1
 GRADIENT, INIT, WEIGHTS, ACK = 1, 2, 3, 4
+ENCODINGS = {"f32": 1, "bf16": 2}
 REASONS = {4: "malformed", 5: "checksum", 6: "layout", 7: "count", 8: "nonfinite", 9: "stale",
            10: "run"}
 MAP_BITS = 64  # numbers that an acknowledgement's map spans; none is sent beyond it
@@ -56,6 +58,13 @@ def crc32c(data: bytes) -> int:
     for byte in data:
         crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 255]
     return crc ^ 0xFFFFFFFF
+
+
+def bf16(vector) -> bytes:
+    """The upper halves of float32 numbers, rounded to nearest, ties to even."""
+    bits = numpy.ascontiguousarray(vector, "<f4").view("<u4")
+    halves = bits + (bits >> 16 & 1) + numpy.uint32(0x7FFF) >> 16
+    return numpy.where(numpy.isnan(vector), bits >> 16 | 0x40, halves).astype("<u2").tobytes()
 
 
 def encode(payload: bytes, **fields) -> bytes:
@@ -110,13 +119,16 @@ class Sent:
 class Actor:
     """layout: [(name, shape), ...]; None takes the run's.  initial: first weights, flat, for a run
     that has none.  window: gradients on the way at most.  actor: wanted id, None for any.
+    encoding: of gradients, "f32" or "bf16".
 
     Counts, all of this epoch: pushed, acknowledged (settled: applied or refused), refused, with
     refused_reason and refused_sequence of the last one, and resent (sendings after the first).
     """
 
-    def __init__(self, address: str, layout=None, initial=None, window: int = 2, actor: int = None):
+    def __init__(self, address: str, layout=None, initial=None, window: int = 2, actor: int = None,
+                 encoding: str = "f32"):
         self.address, self.initial, self.window = address, initial, window
+        self.encoding = ENCODINGS[encoding]
         self.request = {"op": "hello", "protocol": PROTOCOL, "role": "actor", "lanes": ["inline"],
                         "nonce": secrets.token_hex(16)}
         if actor is not None:
@@ -376,7 +388,9 @@ class Actor:
 
     def frame(self, kind: int, vector, **fields) -> bytes:
         values = numpy.ascontiguousarray(vector, "<f4")
-        return encode(values.tobytes(), kind=kind, actor=self.actor, epoch=self.epoch, encoding=1,
+        encoding = self.encoding if kind == GRADIENT else ENCODINGS["f32"]
+        payload = bf16(values) if encoding == ENCODINGS["bf16"] else values.tobytes()
+        return encode(payload, kind=kind, actor=self.actor, epoch=self.epoch, encoding=encoding,
                       digest=self.digest, run=self.run, count=values.size, **fields)
 
     def until(self, condition, timeout: float, what: str):
@@ -445,7 +459,8 @@ def main() -> int:
 
     all_x, all_y = batch(512)
     with Actor(os.environ["GRADQ_ADDRESS"], [("weight", [1, 7]), ("bias", [1])], numpy.zeros(8),
-               actor=int(wanted) if wanted else None) as actor:
+               actor=int(wanted) if wanted else None,
+               encoding=os.environ.get("GRADQ_ENCODING", "f32")) as actor:
         while True:
             weights = actor.latest()
             loss = numpy.mean((all_x @ weights - all_y) ** 2)

@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from conftest import SANITIZED, SLOW, wait_for
-from peer import (ACK, GRADIENT, GREETING, INIT, MAGIC, RAW, WEIGHTS, done, encode, greeted, opened,
-                  ready, rss, safetensors)
+from peer import (ACK, BF16, GRADIENT, GREETING, INIT, MAGIC, RAW, WEIGHTS, done, encode, greeted,
+                  opened, ready, rss, safetensors)
 from peer import service, tcp_service  # noqa: F401
 
 SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
@@ -64,8 +64,9 @@ UNSOUND = [
     {"magic": MAGIC ^ 1}, {"magic": 0}, {"protocol": 0}, {"protocol": 2}, {"protocol": 0xffff},
     {"kind": 0}, {"kind": WEIGHTS}, {"kind": ACK}, {"kind": 5}, {"kind": 0xffff},
     {"kind": ACK, "encoding": RAW, "count": 0}, {"actor": 4096}, {"actor": 0xffffffff},
-    {"epoch": 0}, {"encoding": RAW}, {"encoding": 2}, {"encoding": 0xffff}, {"lane": 1},
-    {"lane": 0xffff}, {"sequence": 0}, {"samples": 0}, {"count": 0}, {"count": 7}, {"count": 9},
+    {"epoch": 0}, {"encoding": RAW}, {"encoding": BF16}, {"encoding": 3},
+    {"encoding": 0xffff}, {"lane": 1}, {"lane": 0xffff}, {"sequence": 0}, {"samples": 0},
+    {"count": 0}, {"count": 7}, {"count": 9},
     {"count": 1 << 31}, {"count": (1 << 31) + 1}, {"count": (1 << 62) + 8},
     {"count": (1 << 64) - 1}, {"payload_bytes": 0}, {"payload_bytes": 31},
     {"payload_bytes": 33}, {"payload_bytes": (1 << 64) - 1},

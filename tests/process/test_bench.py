@@ -80,7 +80,7 @@ def test_a_json_line_a_point_whose_ratios_follow_from_its_rates(start):
     for row in rows:
         assert (row["lane"], row["window"], row["journal"]) == ("inline", 3, "recycle")
         assert row["optimizer"] == "lion" and row["cores"] >= 1 and row["machine"] and row["cpu"]
-        assert row["transport"] == "ipc"
+        assert row["transport"] == "ipc" and row["encoding"] == "f32"
         for name in ("loop_per_s", "unjournaled_per_s", "kernel_per_s", "zmq_1hop_per_s",
                      "zmq_2hop_per_s", "zmq_2hop_tight_per_s", "zmq_round_per_s", "zmq_echo_per_s",
                      "zmq_round_p50_us", "zmq_echo_p50_us", "zmq_small_p50_us", "kernel_gb_per_s",
@@ -101,6 +101,11 @@ def test_a_json_line_a_point_whose_ratios_follow_from_its_rates(start):
         # Lion reads weights, gradient and momentum, and writes weights and momentum: 4 bytes each.
         assert row["kernel_gb_per_s"] == pytest.approx(
             row["kernel_per_s"] * row["params"] * 20 / 1e9)
+
+
+def test_rows_say_how_gradients_were_encoded(start):
+    row, = rows_of(start("gradq-bench", *QUICK, "--actors", "1", "--encoding", "bf16", "--json"))
+    assert (row["lane"], row["encoding"]) == ("inline", "bf16") and row["loop_per_s"] > 0
 
 
 def test_rows_for_each_window_and_journal(start):

@@ -25,7 +25,8 @@ SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
 RAGE_S = 3
 # What a seed would choose otherwise, see tests/chaos/plan.py.
 PLAIN = {"rules": [["adam"]], "aggregate": 1, "max-staleness": "inf", "window": 4, "half": 32,
-         "pause": 1000, "journal": "keep", "checkpoint-interval-s": 0.3, "publish-interval-ms": 0}
+         "pause": 1000, "journal": "keep", "checkpoint-interval-s": 0.3, "publish-interval-ms": 0,
+         "bf16": 0}
 LARGE = {"half": 50_000, "pause": 5000, "journal": "recycle", "checkpoint-interval-s": 0.1,
          "publish-interval-ms": 50}
 FENCED = 4  # exit of tests/chaos/client.c
@@ -86,6 +87,13 @@ def test_kills_and_changes_of_the_rule_replay_to_the_same_bits(chaos):
     one.weights = {"swap": 2, "optimizer": 1, "client": 1}
     one.rage()
     assert examined(one)["swaps"] > 0
+
+
+def test_kills_with_float32_and_bf16_side_by_side_lose_double_and_change_nothing(chaos):
+    one = chaos(bf16=2, lane="inline")
+    one.rage()
+    found = examined(one)
+    assert 0 < found["halves"] < found["applied"]
 
 
 def test_kills_while_the_journal_is_recycled_lose_nothing(chaos):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 import pyzmq_actor
-from pyzmq_actor import Actor, Fenced, Refused, crc32c, decode
+from pyzmq_actor import Actor, Fenced, Refused, bf16, crc32c, decode
 
 import peer
 from peer import checkpoint, kill
@@ -27,9 +27,10 @@ def either(request):
 
 
 def train(service, actors: int) -> list:  # noqa: F811
-    """Run that many programs to the end; what they print."""
+    """Run that many programs to the end, every other one with bf16; what they print."""
     programs = [service.start(sys.executable, PROGRAM, env={
-        "GRADQ_ADDRESS": service.address, "GRADQ_ACTOR": str(i), "OPENBLAS_NUM_THREADS": "1"})
+        "GRADQ_ADDRESS": service.address, "GRADQ_ACTOR": str(i), "OPENBLAS_NUM_THREADS": "1",
+        "GRADQ_ENCODING": ("f32", "bf16")[i % 2]})
         for i in range(actors)]
     for program in programs:
         assert program.wait(150) == 0, program.report()
@@ -38,6 +39,13 @@ def train(service, actors: int) -> list:  # noqa: F811
 
 def opened(service, **settings) -> Actor:  # noqa: F811
     return Actor(service.address, LAYOUT, numpy.arange(8), **settings)
+
+
+def test_bf16_of_the_page():
+    numbers = numpy.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7F8000, 0x7F800001, 0xFF800000,
+                           0x80000000, 0x00018000], "<u4").view("<f4")
+    assert numpy.frombuffer(bf16(numbers), "<u2").tolist() == [
+        0x3F80, 0x3F82, 0x3F81, 0x7F80, 0x7FC0, 0xFF80, 0x8000, 0x0002]
 
 
 def test_crc32c_of_the_page():
@@ -104,10 +112,11 @@ SPOILED = {
 }
 
 
+@pytest.mark.parametrize("encoding", pyzmq_actor.ENCODINGS)
 @pytest.mark.parametrize("reason", SPOILED)
-def test_a_refusal_comes_back_with_its_reason(either, reason):
+def test_a_refusal_comes_back_with_its_reason(either, reason, encoding):
     either.up()  # sgd, learning rate 1
-    with opened(either) as actor:
+    with opened(either, encoding=encoding) as actor:
         assert actor.latest().tolist() == list(range(8)) and actor.version == 0
         assert actor.push(numpy.ones(8), 1) == 1
         actor.wait()
