@@ -34,3 +34,10 @@ gq_crash_point (const char *name)
     if (wanted[0] != '\0' && strcmp (name, wanted) == 0 && --passes <= 0)
         kill (getpid (), SIGKILL);
 }
+
+bool
+gq_crash_wanted (void)
+{
+    pthread_once (&once, read_environment);
+    return wanted[0] != '\0';
+}

@@ -5,6 +5,10 @@
 #ifndef GQ_CRASH_H
 #define GQ_CRASH_H
 
+#include <stdbool.h>
+
 void gq_crash_point (const char *name);
+/* Is there any to come?  For a loop that should not ask at each pass. */
+bool gq_crash_wanted (void);
 
 #endif

@@ -341,13 +341,16 @@ sweep (gq_rule *rule, rule_pass *pass, atomic_ullong *done)
         gq_crash_point ("stepping");
         blocks = 0;
     }
+    const bool crash = gq_crash_wanted ();
     for (uint64_t k = atomic_load (done); k < blocks; k++) {
         apply_block (pass, k);
-        gq_crash_point ("stepping");
+        if (crash)
+            gq_crash_point ("stepping");
         /* After the block, for whoever goes on when we are killed: the compiler must not move it
          * before. */
         atomic_store_explicit (done, k + 1, memory_order_release);
-        gq_crash_point ("stepping");
+        if (crash)
+            gq_crash_point ("stepping");
     }
     for (size_t i = 0; i < state->slot_count; i++)
         if (pass->after[i] != NULL)

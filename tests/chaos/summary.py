@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 CRASHES = {  # name: highest N of "die at pass N" that a short life is likely to reach
     "after-receive": 60, "appending": 120, "before-apply": 60, "before-publish": 60,
-    "recovering": 20, "checkpointing": 2}
+    "recovering": 20, "checkpointing": 2, "stepping": 5000, "before-commit": 60, "committing": 60,
+    "after-commit": 60}
 # Of a whole `make chaos`: 20 seeds of 20 s.  A shorter one has to come to its share.
 WHOLE_S, KILLS_WANTED = 400, 500
 SHORT_S = 200  # below this, chance may leave out a crash point
@@ -30,7 +31,8 @@ def shortcomings(counts: Counter, found: Counter, modes: list, disturbed_s: floa
     short += [f"crash point {name} was never reached" for name in CRASHES
               if not counts["crash " + name]]
     short += [f"no {name}" for name, count in (
-        ("swap of rules", found["swaps"]), ("segment was recycled", found["recycled"]),
+        ("swap of rules", found["swaps"]), ("gradient was only named", found["named"]),
+        ("segment was recycled", found["recycled"]),
         ("stop of the optimizer", counts["stop optimizer"]),
         ("link cut", counts["cut"] or "cut" not in modes),
         ("hole in a link", counts["hole"] or "cut" not in modes)) if not count]
@@ -47,7 +49,7 @@ def summarise(results: list, modes: list, seconds: float) -> bool:
     for name in sorted(counts):
         print(f"{name:24}{counts[name]:8}")
     for name in ("records", "promised", "refused", "looks", "checkpoints", "terms", "swaps",
-                 "segments", "recycled"):
+                 "named", "segments", "recycled"):
         print(f"{name:24}{found[name]:8}")
     worst = max((each.progress_s for each in results if each.progress_s is not None), default=None)
     print("worst time to progress  " + ("none" if worst is None else f"{worst:6.2f} s"))
