@@ -160,8 +160,7 @@ give_back (void *data, void *hint)
 gq_status
 gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
 {
-    const int free_count =
-        __builtin_popcount (free_ones (self)) + (self->next != NONE ? 1 : 0);
+    const int free_count = __builtin_popcount (free_ones (self)) + (self->next != NONE ? 1 : 0);
     buffer *which = &self->buffers[self->current];
     /* One for the next step and, as this one stays lent, one for the step after that. */
     if (free_count < 2 || atomic_load_explicit (&which->lent, memory_order_acquire))

@@ -19,8 +19,8 @@
 
 typedef struct gq_buffers gq_buffers;
 
-/* For vectors of `count` elements, all zero; blocks of the board of `lanes` (borrowed), or memory of
- * our own when that is NULL.  NULL: out of memory. */
+/* For vectors of `count` elements, all zero; blocks of the board of `lanes` (borrowed), or memory
+ * of our own when that is NULL.  NULL: out of memory. */
 gq_buffers *gq_buffers_new (uint64_t count, gq_lanes *lanes);
 
 /* Every message lent must have come back: terminate the ZeroMQ context first.  Asserted. */

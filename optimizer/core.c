@@ -203,7 +203,7 @@ gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_fr
         if (core->journal != NULL && !core->journal->off && core->live == NULL)
             *vector = memcpy (core->aligned, slot, (size_t)frame->payload_bytes);
         if (frame->finite)
-            return GQ_OK; /* its actor's word; the step looks again, at each element that it takes */
+            return GQ_OK; /* its actor's word; the step looks again, at each element it takes */
     } else {
         gq_status status = gq_frame_check_payload (bytes, size);
         if (status != GQ_OK)

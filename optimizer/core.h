@@ -61,7 +61,7 @@ typedef struct gq_core {
     gq_ledger ledger;
     uint64_t rejected_by[GQ_STATUS_COUNT];
     uint64_t unsound;   /* gradients that were not what they had been called (not in checkpoints) */
-    uint64_t malformed;       /* frames that named nobody whom we could answer */
+    uint64_t malformed; /* frames that named nobody whom we could answer */
     gq_histogram staleness;   /* steps, of gradients applied */
     double staleness_sum;     /* of all gradients that were not refused, */
     uint64_t staleness_count; /* for the mean that damping needs */

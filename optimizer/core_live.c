@@ -87,12 +87,11 @@ gq_core_share (gq_core *core)
     const uint64_t count = core->layout.element_count;
     const bool keep = core->name_gradients && core->journal != NULL;
     const gq_live_shape shape = live_shape (core);
-    gq_lanes_config config = {
-        .directory = core->lane_directory,
-        .term = core->term,
-        .digest = core->layout.digest,
-        .count = count,
-        .board_rest_bytes = keep ? gq_live_bytes (&shape) : 0};
+    gq_lanes_config config = {.directory = core->lane_directory,
+                              .term = core->term,
+                              .digest = core->layout.digest,
+                              .count = count,
+                              .board_rest_bytes = keep ? gq_live_bytes (&shape) : 0};
     memcpy (config.run, core->run, GQ_RUN_ID_BYTES);
     core->lane_directory = NULL; /* tried */
     gq_buffers *shared = NULL;

@@ -191,12 +191,12 @@ gq_live_read (const gq_live *self, gq_live_mark *mark, gq_live_step *step)
     const uint32_t crc = active->crc;
     *step =
         (gq_live_step){.done = atomic_load (&active->done), .block = atomic_load (&active->block)};
-    bool sound =
-        gq_crc32c (mark, sizeof *mark) == crc && mark->block < GQ_BOARD_ALL && mark->sum < 2 &&
-        mark->scalar_count <= GQ_SCALARS_MAX && mark->slot_count == self->shape.slot_count &&
-        memchr (mark->rule, '\0', sizeof mark->rule) != NULL &&
-        (mark->held == 0 || self->shape.sum_count == 2) &&
-        (step->done == 0 || (step->block < GQ_BOARD_ALL && step->block != mark->block));
+    bool sound = gq_crc32c (mark, sizeof *mark) == crc && mark->block < GQ_BOARD_ALL &&
+                 mark->sum < 2 && mark->scalar_count <= GQ_SCALARS_MAX &&
+                 mark->slot_count == self->shape.slot_count &&
+                 memchr (mark->rule, '\0', sizeof mark->rule) != NULL &&
+                 (mark->held == 0 || self->shape.sum_count == 2) &&
+                 (step->done == 0 || (step->block < GQ_BOARD_ALL && step->block != mark->block));
     for (uint32_t i = 0; sound && i < mark->slot_count; i++)
         sound = mark->at[i] < gq_rule_state_ring (self->shape.count, self->shape.slide) &&
                 mark->at[i] % GQ_SLIDE == 0;

@@ -50,10 +50,10 @@ uint64_t gq_live_boot (void);
 
 /* What lies there. */
 typedef struct gq_live_shape {
-    uint64_t count;      /* elements of a slot or sum */
-    uint64_t slide;      /* as gq_rule_state.slide */
+    uint64_t count; /* elements of a slot or sum */
+    uint64_t slide; /* as gq_rule_state.slide */
     uint32_t slot_count;
-    uint32_t sum_count;  /* 2 with --aggregate, else 0 */
+    uint32_t sum_count; /* 2 with --aggregate, else 0 */
 } gq_live_shape;
 
 /* Bytes behind the blocks of a board. */

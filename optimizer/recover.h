@@ -36,7 +36,7 @@ typedef struct gq_recovery {
     uint64_t named;              /* and those among them that only name their gradient */
     uint64_t live_lsn;           /* last record in the live state that was taken; 0: none was */
     uint64_t live_version;
-    bool lost; /* GQ_NOTFOUND, and behind `end` is a record whose gradient is gone, */
+    bool lost;      /* GQ_NOTFOUND, and behind `end` is a record whose gradient is gone, */
     bool restarted; /* because the machine was restarted since */
 } gq_recovery;
 

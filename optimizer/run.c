@@ -66,10 +66,11 @@ static gq_status
 give_up_lost (gq_run *self, gq_core *core, gq_recovery *recovery, gq_error *error)
 {
     const gq_journal_end end = recovery->end;
-    gq_log (GQ_LOG_WARNING,
-            "the machine was restarted: gradients that were in its memory only are lost, as --fsync "
-            "never allows; the run goes back to where they are not needed",
-            "version", "u", core->version, "lsn", "u", end.lsn, NULL);
+    gq_log (
+        GQ_LOG_WARNING,
+        "the machine was restarted: gradients that were in its memory only are lost, as --fsync "
+        "never allows; the run goes back to where they are not needed",
+        "version", "u", core->version, "lsn", "u", end.lsn, NULL);
     gq_status status = gq_journal_cut (self->disk, &end);
     if (status != GQ_OK)
         return gq_fail (error, status, "the journal could not be cut: %s", gq_status_text (status));

@@ -18,13 +18,13 @@
 
 /* Blocks that are shown: one is, one is being written, and six that readers still hold.  When they
  * hold more, no newer version is shown until a block comes back. */
-#define GQ_BOARD_BLOCKS  8
+#define GQ_BOARD_BLOCKS 8
 /* Readers that may hold one for long; the others, for the time of a copy. */
 #define GQ_BOARD_HOLDERS 4
 /* And blocks that never are, so that steps go on whatever readers hold. */
-#define GQ_BOARD_SPARES  4
-#define GQ_BOARD_ALL     (GQ_BOARD_BLOCKS + GQ_BOARD_SPARES)
-#define GQ_BOARD_NONE    UINT32_MAX
+#define GQ_BOARD_SPARES 4
+#define GQ_BOARD_ALL    (GQ_BOARD_BLOCKS + GQ_BOARD_SPARES)
+#define GQ_BOARD_NONE   UINT32_MAX
 
 /* What a lease word holds: 0 for none, else the block's index + 1. */
 #define GQ_LEASE_NONE 0u

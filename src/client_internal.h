@@ -85,7 +85,8 @@ struct gq_client {
     uint64_t max_staleness;
     bool need_weights; /* the run waits for somebody's first weights */
 
-    /* newest weights: `frame` owns the bytes, `data` points into it, into `aligned` or into the board */
+    /* newest weights: `frame` owns the bytes; `data` points into it, into `aligned`, or into the
+     * board */
     zmq_msg_t frame;
     const float *data;
     bool leased;    /* `data` is a block of the board */

@@ -188,9 +188,9 @@ consistent (const gq_frame *frame)
     if (frame->actor >= GQ_ACTORS_MAX)
         return 0;
     /* Only gradients lie in slots, and only they name one. */
-    if (frame->lane == GQ_LANE_SHM ? frame->kind != GQ_KIND_GRADIENT
-                                   : frame->lane != GQ_LANE_INLINE || frame->slot != 0 ||
-                                         frame->finite)
+    if (frame->lane == GQ_LANE_SHM
+            ? frame->kind != GQ_KIND_GRADIENT
+            : frame->lane != GQ_LANE_INLINE || frame->slot != 0 || frame->finite)
         return 0;
     if (frame->kind == GQ_KIND_ACK)
         return frame->encoding == GQ_ENCODING_RAW && frame->count == 0 &&

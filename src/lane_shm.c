@@ -51,8 +51,8 @@ shm_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
     frame->slot = lane->reserved;
     frame->payload_bytes = base->count * sizeof (float);
     /* While it is in this core's caches.  One that is not is refused, as from anybody. */
-    frame->finite = gq_all_finite (
-        gq_lane_file_slot (&lane->file, base->count, lane->reserved), base->count);
+    frame->finite =
+        gq_all_finite (gq_lane_file_slot (&lane->file, base->count, lane->reserved), base->count);
     gq_frame_encode (frame, NULL, zmq_msg_data (&message));
     zmq_msg_init (&copy);
     atomic_store (&gq_lane_file_words (&lane->file)->holds[lane->reserved], frame->sequence);

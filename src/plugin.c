@@ -367,10 +367,10 @@ gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *
     float constants[GQ_CONSTANTS_MAX] = {0};
     rule_pass pass = {.rule = rule,
                       .weights = weights,
-                         .next = next,
-                         .gradient = gradient,
-                         .scale = clipped_scale (rule, gradient, scale),
-                         .constants = constants};
+                      .next = next,
+                      .gradient = gradient,
+                      .scale = clipped_scale (rule, gradient, scale),
+                      .constants = constants};
     rule->state.steps++;
     gq_step step = {
         .settings = rule->values,

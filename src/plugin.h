@@ -68,8 +68,8 @@ void gq_rule_step (gq_rule *rule, const float *weights, float *next, const float
  * interrupted is finished, given the same rule, vectors and scale, from the counter, the scalars
  * and steps from before it, and the memory of `next` and slots as it was left.
  *
- * Each element of the gradient is read once (twice when clipping), and one that is not finite counts
- * as 0.  false: there were such.
+ * Each element of the gradient is read once (twice when clipping), and one that is not finite
+ * counts as 0.  false: there were such.
  */
 bool gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *gradient,
                       float scale, atomic_ullong *done);
@@ -89,8 +89,8 @@ typedef struct gq_rule_place {
  * Take over a state of the same rule and settings, whose step may have been interrupted, by copying
  * it; scalars and steps are from before that step.  GQ_OK; GQ_MEMORY, and nothing changed.
  */
-GQ_CHECK gq_status gq_rule_install (gq_rule *rule, const gq_rule_place *from,
-                                    const double *scalars, uint64_t steps);
+GQ_CHECK gq_status gq_rule_install (gq_rule *rule, const gq_rule_place *from, const double *scalars,
+                                    uint64_t steps);
 /* gq_rule_state_move for its state. */
 GQ_CHECK gq_status gq_rule_move (gq_rule *rule, int fd, const uint64_t *at);
 

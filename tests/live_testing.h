@@ -47,8 +47,8 @@ value_of (unsigned event, size_t index)
     return ldexpf ((float)(int32_t)support_random (&seed), -31 - (int)(index % 13));
 }
 
-#define CHECKPOINT_EVENT 3 /* behind which a checkpoint is written */
-#define FIRST 999 /* the event that gives the first weights */
+#define CHECKPOINT_EVENT 3   /* behind which a checkpoint is written */
+#define FIRST            999 /* the event that gives the first weights */
 
 /* The actor's file of its only life. */
 static inline void

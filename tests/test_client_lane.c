@@ -142,8 +142,7 @@ Test (client_lane, weights_come_at_once_without_a_bell_and_are_held_in_place, .i
 }
 
 /* An actor computes for long: one that may not hold a block for so long holds none. */
-Test (client_lane, weights_are_copied_by_whom_may_not_hold_them, .init = begin_shm,
-      .fini = end_shm)
+Test (client_lane, weights_are_copied_by_whom_may_not_hold_them, .init = begin_shm, .fini = end_shm)
 {
     atomic_store (&client->words->may_hold, 0);
     show (fake.lanes, FAKE_VERSION + 1, 3);

@@ -255,8 +255,8 @@ Test (lanes, some_actors_may_hold_a_block_for_long_and_others_follow_them, .init
         gq_error error;
         gq_lane_identity identity = {.run = {6}, .actor = i, .epoch = 3, .count = COUNT};
         snprintf (path, sizeof path, "%s", gq_lanes_grant (lanes, i, 3, 2, &error));
-        cr_assert_eq (
-            gq_lane_shm_open (&actors[i].lane, &actors[i].words, path, &identity, &error), GQ_OK);
+        cr_assert_eq (gq_lane_shm_open (&actors[i].lane, &actors[i].words, path, &identity, &error),
+                      GQ_OK);
         cr_assert_eq (atomic_load (&actors[i].words->may_hold), i < GQ_BOARD_HOLDERS, "actor %u",
                       i);
     }

@@ -122,8 +122,8 @@ change_boot_of_records (void)
         header.crc = gq_crc32c_more (header.crc, payload, header.payload_bytes);
         chain = header.crc;
         memcpy (bytes + at, &header, sizeof header);
-        at += sizeof header + (header.payload_bytes + GQ_RECORD_ALIGN - 1) / GQ_RECORD_ALIGN *
-                                  GQ_RECORD_ALIGN;
+        at += sizeof header +
+              (header.payload_bytes + GQ_RECORD_ALIGN - 1) / GQ_RECORD_ALIGN * GQ_RECORD_ALIGN;
     }
     cr_assert_geq (named, 2);
     munmap (bytes, size);
