@@ -251,8 +251,8 @@ $(FAULTS): tests/faults/shim.c $(BUILD)/flags
 build/fuzz/fuzz_journal: optimizer/journal.c optimizer/journal_read.c tests/memory_disk.c
 # The life of a checkpoint names its rule, which is loaded as ever.
 build/fuzz/fuzz_checkpoint: $(wildcard optimizer/checkpoint*.c optimizer/*_json.c) \
-    $(addprefix optimizer/,buffers.c core.c core_live.c core_replay.c journal.c journal_read.c \
-                           lanes.c ledger.c life.c live.c) \
+    $(wildcard optimizer/core*.c) \
+    $(addprefix optimizer/,buffers.c journal.c journal_read.c lanes.c ledger.c life.c live.c) \
     build/plugins/adam.so build/plugins/sgd.so
 build/fuzz/%: tests/%.c $(wildcard src/*.[ch] include/gradq/*.h tests/*.h)
 	@mkdir -p $(@D)

@@ -15,6 +15,10 @@
 #include "crash.h"
 #include "frame.h"
 #include "log.h"
+#include "service.h"
+
+/* As large as the weights: buffers, sums, frames that come. */
+#define VECTORS 8
 
 void
 gq_core_init (gq_core *core, const gq_core_config *config, gq_rule *rule)
@@ -45,71 +49,6 @@ gq_core_clear (gq_core *core)
     core->sum = core->spare = core->aligned = NULL;
 }
 
-static bool
-has_tensor (const gq_layout *layout, const char *name)
-{
-    for (size_t i = 0; i < layout->tensor_count; i++)
-        if (strcmp (layout->tensors[i].name, name) == 0)
-            return true;
-    return false;
-}
-
-/* Is a parameter called as a checkpoint would call the `prefix` of another one? */
-static gq_status
-check_prefix (const gq_layout *layout, const char *prefix, gq_error *error)
-{
-    size_t length = strlen (prefix);
-    for (size_t i = 0; i < layout->tensor_count; i++) {
-        const char *name = layout->tensors[i].name;
-        if (strncmp (name, prefix, length) == 0 && name[length] == '.' &&
-            has_tensor (layout, name + length + 1))
-            return gq_fail (error, GQ_INVALID,
-                            "a parameter is called %s, which is what a checkpoint calls the %s of "
-                            "%s; rename one of the two parameters",
-                            name, prefix, name + length + 1);
-    }
-    return GQ_OK;
-}
-
-/* The same for the slots of a retired rule.  Whichever retires: rules and slots are words without
- * dots. */
-static gq_status
-check_retired (const gq_layout *layout, gq_error *error)
-{
-    const size_t length = strlen (GQ_RETIRED_NAME ".");
-    for (size_t i = 0; i < layout->tensor_count; i++) {
-        const char *name = layout->tensors[i].name;
-        const char *slot =
-            strncmp (name, GQ_RETIRED_NAME ".", length) == 0 ? strchr (name + length, '.') : NULL;
-        const char *parameter = slot == NULL ? NULL : strchr (slot + 1, '.');
-        if (parameter != NULL && has_tensor (layout, parameter + 1))
-            return gq_fail (error, GQ_INVALID,
-                            "a parameter is called %s, which is what a checkpoint may call a slot "
-                            "of %s; rename one of the two parameters",
-                            name, parameter + 1);
-    }
-    return GQ_OK;
-}
-
-gq_status
-gq_core_check_layout (const gq_rule *rule, const gq_layout *layout, gq_error *error)
-{
-    const gq_optimizer *plugin = gq_rule_plugin (rule);
-    gq_status status = check_prefix (layout, GQ_HELD_NAME, error);
-    if (status == GQ_OK)
-        status = check_retired (layout, error);
-    for (size_t k = 0; plugin->slots[k] != NULL && status == GQ_OK; k++) {
-        const char *slot = plugin->slots[k];
-        if (strcmp (slot, GQ_HELD_NAME) == 0 || strcmp (slot, GQ_RETIRED_NAME) == 0)
-            return gq_fail (error, GQ_INVALID,
-                            "rule %s has a slot %s, a word that checkpoints use for something "
-                            "else; rename the slot",
-                            plugin->name, slot);
-        status = check_prefix (layout, slot, error);
-    }
-    return status;
-}
-
 /* Memory for the step being aggregated, and for what it becomes with the next gradient. */
 static gq_status
 allocate_sums (gq_core *core, uint64_t count)
@@ -133,6 +72,7 @@ gq_core_set_layout (gq_core *core, gq_layout *layout)
 {
     assert (core->buffers == NULL);
     uint64_t count = layout->element_count;
+    gq_service_expect ((size_t)count * sizeof (float) * VECTORS);
     core->buffers = gq_buffers_new (count, NULL);
     core->aligned = malloc (count * sizeof (float));
     if (core->buffers == NULL || core->aligned == NULL ||
@@ -205,6 +145,10 @@ gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_fr
         if (frame->finite)
             return GQ_OK; /* its actor's word; the step looks again, at each element it takes */
     } else {
+        if (frame->encoding == GQ_ENCODING_F32) {
+            *vector = payload_of (core, bytes, frame);
+            return gq_check_vector (*vector, frame->count, gq_frame_payload_crc (bytes));
+        }
         gq_status status = gq_frame_check_payload (bytes, size);
         if (status != GQ_OK)
             return status;
@@ -355,12 +299,13 @@ gq_core_refuse (gq_core *core, const gq_frame *frame, gq_status reason)
 /* An accepted gradient goes into the journal as a frame of lane inline, wherever it lies; but where
  * the state outlives us, one in shared memory is only named. */
 static gq_status
-record_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
-                 const float *vector)
+record_gradient (gq_core *core, const void *bytes, const gq_frame *frame, const float *vector)
 {
     uint8_t header[GQ_FRAME_HEADER_BYTES];
-    struct iovec parts[] = {{.iov_base = (void *)(uintptr_t)bytes, .iov_len = size},
-                            {.iov_base = (void *)(uintptr_t)vector, .iov_len = 0}};
+    const uint8_t *payload = (const uint8_t *)bytes + GQ_FRAME_HEADER_BYTES;
+    struct iovec parts[] = {
+        {.iov_base = (void *)(uintptr_t)bytes, .iov_len = GQ_FRAME_HEADER_BYTES},
+        {.iov_base = (void *)(uintptr_t)payload, .iov_len = (size_t)frame->payload_bytes}};
     if (frame->lane == GQ_LANE_SHM && core->live != NULL) {
         parts[1] = (struct iovec){.iov_base = &core->boot, .iov_len = sizeof core->boot};
         return gq_journal_append (core->journal, GQ_RECORD_NAMED, parts, 2);
@@ -372,9 +317,11 @@ record_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *
         whole.finite = false;
         gq_frame_encode (&whole, vector, header);
         parts[0].iov_base = header;
-        parts[1].iov_len = (size_t)frame->payload_bytes;
+        parts[1].iov_base = (void *)(uintptr_t)vector;
     }
-    return gq_journal_append (core->journal, GQ_RECORD_GRADIENT, parts, 2);
+    /* The payload was summed a moment ago: not once more. */
+    const uint32_t crc = gq_frame_payload_crc (parts[0].iov_base);
+    return gq_journal_append_summed (core->journal, GQ_RECORD_GRADIENT, parts, 2, crc);
 }
 
 /* A refusal is journaled too: without it the gradient would come again for ever. */
@@ -409,7 +356,7 @@ take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *fr
         return GQ_OUTCOME_IGNORED;
     }
     if (core->journal != NULL)
-        *reason = decision == GQ_OK ? record_gradient (core, bytes, size, frame, vector)
+        *reason = decision == GQ_OK ? record_gradient (core, bytes, frame, vector)
                                     : record_refusal (core, bytes, decision);
     if (*reason != GQ_OK)
         return GQ_OUTCOME_BLOCKED;

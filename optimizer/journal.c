@@ -70,6 +70,15 @@ gq_journal_start (gq_journal *self, gq_disk *disk, const uint8_t run[GQ_RUN_ID_B
 gq_status
 gq_journal_append (gq_journal *self, gq_record_kind kind, const struct iovec *parts, int count)
 {
+    const struct iovec *last = &parts[count - 1];
+    const uint32_t crc = self->off ? 0 : gq_crc32c (last->iov_base, last->iov_len);
+    return gq_journal_append_summed (self, kind, parts, count, crc);
+}
+
+gq_status
+gq_journal_append_summed (gq_journal *self, gq_record_kind kind, const struct iovec *parts,
+                          int count, uint32_t last_crc)
+{
     static const uint8_t zeros[GQ_RECORD_ALIGN];
     assert (count >= 1 && count <= GQ_RECORD_PARTS_MAX);
     gq_status status = GQ_OK;
@@ -93,8 +102,9 @@ gq_journal_append (gq_journal *self, gq_record_kind kind, const struct iovec *pa
         header.payload_bytes += parts[i].iov_len;
     }
     header.crc = gq_crc32c (&header, offsetof (gq_record_header, crc));
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count - 1; i++)
         header.crc = gq_crc32c_more (header.crc, parts[i].iov_base, parts[i].iov_len);
+    header.crc = gq_crc32c_join (header.crc, last_crc, parts[count - 1].iov_len);
     size_t padding = (size_t)(-header.payload_bytes % GQ_RECORD_ALIGN);
     all[1 + count] = (struct iovec){.iov_base = (void *)(uintptr_t)zeros, .iov_len = padding};
     status = self->disk->ops->append (self->disk, all, count + 2);

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +25,19 @@
 #define RESERVED_RECORDS   16
 #define RESERVED_BYTES_MIN (64u * 1024u)
 
+/* So much is appended before the disk is told to begin with it: small records shall not pay for a
+ * call, and an interrupt of the disk, each. */
+#define BEGUN_BYTES_MIN (2u << 20)
+#define PAGE_BYTES      4096u
+/* Below it a thread costs more than what it is to do. */
+#define LARGE_BYTES_MIN (4 << 20)
+
 typedef struct directory {
     gq_disk base;
     int directory_fd;
     int file_fd;            /* the open file, -1: none */
     uint64_t end, reserved; /* of it: where the next record goes; up to where space is reserved */
+    uint64_t begun;         /* up to where the disk was told to begin */
     int name_pending;       /* the open file's name is not known to be on the disk yet */
 } directory;
 
@@ -169,7 +178,7 @@ directory_open (gq_disk *disk, const char *name, uint64_t size)
     if (gq_file_resize (self->file_fd, (off_t)size) != 0 ||
         lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
         return status_of (errno);
-    self->end = self->reserved = size;
+    self->end = self->reserved = self->begun = size;
     return GQ_OK;
 }
 
@@ -183,6 +192,20 @@ reserve (directory *self, uint64_t bytes)
     bytes *= RESERVED_RECORDS;
     int rc = fallocate (self->file_fd, FALLOC_FL_KEEP_SIZE, (off_t)self->end, (off_t)bytes);
     self->reserved = rc == 0 ? self->end + bytes : UINT64_MAX; /* no second try in this file */
+}
+
+/* Let the disk begin with whole pages that were appended.  Nothing waits for it, and it promises
+ * nothing: the sync at a segment's end, for which a step has to wait, then finds little left to do
+ * (it took 25 to 50 ms for 64 MiB, and less than 1 ms since).  What fails shows in that sync. */
+static void
+begin_writing (directory *self)
+{
+    const uint64_t whole = self->end - self->end % PAGE_BYTES;
+    if (whole < self->begun + BEGUN_BYTES_MIN)
+        return;
+    (void)!sync_file_range (self->file_fd, (off_t)self->begun, (off_t)(whole - self->begun),
+                            SYNC_FILE_RANGE_WRITE);
+    self->begun = whole;
 }
 
 static gq_status
@@ -202,6 +225,7 @@ directory_append (gq_disk *disk, const struct iovec *parts, int count)
         }
     }
     self->end += bytes;
+    begin_writing (self);
     return GQ_OK;
 }
 
@@ -212,7 +236,7 @@ directory_cut (gq_disk *disk, uint64_t size)
     if (gq_file_resize (self->file_fd, (off_t)size) != 0 ||
         lseek (self->file_fd, (off_t)size, SEEK_SET) < 0)
         return GQ_IO;
-    self->end = self->reserved = size;
+    self->end = self->reserved = self->begun = size;
     return GQ_OK;
 }
 
@@ -228,11 +252,42 @@ directory_sync (gq_disk *disk)
     return GQ_OK;
 }
 
+static void *
+let_go (void *fd)
+{
+    close ((int)(intptr_t)fd);
+    return NULL;
+}
+
+/* Close a file that has no name any more.  Giving its pages back takes 10 to 20 ms for 64 MiB: a
+ * thread does it, which touches nothing else. */
+static void
+let_go_aside (int fd)
+{
+    struct stat info;
+    pthread_t thread;
+    pthread_attr_t detached;
+    int started = 0;
+    if (fstat (fd, &info) == 0 && info.st_size >= LARGE_BYTES_MIN &&
+        pthread_attr_init (&detached) == 0) {
+        pthread_attr_setdetachstate (&detached, PTHREAD_CREATE_DETACHED);
+        started = pthread_create (&thread, &detached, let_go, (void *)(intptr_t)fd) == 0;
+        pthread_attr_destroy (&detached);
+    }
+    if (!started)
+        close (fd);
+}
+
 static gq_status
 directory_remove (gq_disk *disk, const char *name)
 {
     directory *self = (directory *)disk;
-    return unlinkat (self->directory_fd, name, 0) == 0 ? GQ_OK : status_of (errno);
+    /* While it is open, only its name goes.  If it cannot be opened, all of it goes at once. */
+    int fd = gq_file_open (self->directory_fd, name, O_RDONLY | O_CLOEXEC, 0);
+    gq_status status = unlinkat (self->directory_fd, name, 0) == 0 ? GQ_OK : status_of (errno);
+    if (fd >= 0)
+        let_go_aside (fd);
+    return status;
 }
 
 static void

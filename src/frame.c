@@ -115,6 +115,33 @@ gq_crc32c_more (uint32_t crc, const void *bytes, size_t size)
     return ~crc;
 }
 
+/* a b modulo the polynomial; bit 31 is the coefficient of x^0, as in a CRC. */
+static uint32_t
+multiply (uint32_t a, uint32_t b)
+{
+    const uint32_t polynomial = UINT32_C (0x82f63b78);
+    uint32_t product = 0;
+    for (; a != 0; a <<= 1) {
+        if (a >> 31 != 0)
+            product ^= b;
+        b = (b & 1) != 0 ? b >> 1 ^ polynomial : b >> 1;
+    }
+    return product;
+}
+
+uint32_t
+gq_crc32c_join (uint32_t crc, uint32_t behind, uint64_t size)
+{
+    /* A byte behind it multiplies a CRC by x^8: both inversions cancel out, as in zlib. */
+    uint32_t power = UINT32_C (1) << 31, square = UINT32_C (1) << 23;
+    for (; size != 0; size >>= 1) {
+        if ((size & 1) != 0)
+            power = multiply (power, square);
+        square = multiply (square, square);
+    }
+    return multiply (power, crc) ^ behind;
+}
+
 uint32_t
 gq_crc32c (const void *bytes, size_t size)
 {
@@ -243,12 +270,18 @@ gq_frame_decode (const void *bytes, size_t size, gq_frame *frame)
     return status;
 }
 
+uint32_t
+gq_frame_payload_crc (const void *header)
+{
+    return get32 ((const uint8_t *)header + AT_PAYLOAD_CRC);
+}
+
 gq_status
 gq_frame_check_payload (const void *bytes, size_t size)
 {
     const uint8_t *at = bytes;
     uint32_t crc = gq_crc32c (at + GQ_FRAME_HEADER_BYTES, size - GQ_FRAME_HEADER_BYTES);
-    return get32 (at + AT_PAYLOAD_CRC) == crc ? GQ_OK : GQ_CHECKSUM;
+    return gq_frame_payload_crc (bytes) == crc ? GQ_OK : GQ_CHECKSUM;
 }
 
 void

@@ -16,6 +16,9 @@ uint32_t gq_crc32c (const void *bytes, size_t size);
 /* The CRC of what `crc` covers followed by bytes[size]. */
 uint32_t gq_crc32c_more (uint32_t crc, const void *bytes, size_t size);
 
+/* The CRC of what `crc` covers followed by `size` bytes whose own CRC is `behind`.  O(log size). */
+uint32_t gq_crc32c_join (uint32_t crc, uint32_t behind, uint64_t size);
+
 /*
  * Write the header for *frame and payload[frame->payload_bytes] into header[GQ_FRAME_HEADER_BYTES].
  * The payload is only read, for its CRC: one pass.  On lane shm it is not read and may be NULL:
@@ -35,6 +38,9 @@ GQ_CHECK gq_status gq_frame_decode (const void *bytes, size_t size, gq_frame *fr
 /* The header alone, GQ_FRAME_HEADER_BYTES bytes whose payload was not kept: all the same checks but
  * that of the message's size. */
 GQ_CHECK gq_status gq_frame_decode_header (const void *header, gq_frame *frame);
+
+/* The payload's CRC as the header says it. */
+uint32_t gq_frame_payload_crc (const void *header);
 
 /* Compare the payload's CRC with the header's.  `bytes` passed gq_frame_decode.  One pass. */
 GQ_CHECK gq_status gq_frame_check_payload (const void *bytes, size_t size);

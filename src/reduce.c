@@ -9,8 +9,12 @@
 #include <assert.h>
 #include <string.h>
 
+#include "frame.h"
+
 /* Elements in a block: 16 KiB of float32, within every first-level cache. */
 #define BLOCK 4096
+/* Elements that are looked at while the first-level cache still has them from the checksum. */
+#define CHECKED 2048
 /* Running sums in a block: two AVX-512 registers of double, so no CPU level waits for itself. */
 #define LANES 16
 /* Levels of the tree: one bit of the block count each. */
@@ -86,6 +90,21 @@ gq_copy_finite (float *restrict to, const float *restrict from, size_t n)
         return copy_finite_avx2 (to, from, n);
 #endif
     return copy_finite (to, from, n);
+}
+
+gq_status
+gq_check_vector (const float *x, uint64_t n, uint32_t crc)
+{
+    uint32_t sum = 0;
+    int finite = 1;
+    for (uint64_t start = 0; start < n; start += CHECKED) {
+        uint64_t count = n - start < CHECKED ? n - start : CHECKED;
+        sum = gq_crc32c_more (sum, x + start, (size_t)count * sizeof *x);
+        finite = finite && gq_all_finite (x + start, count);
+    }
+    if (sum != crc)
+        return GQ_CHECKSUM;
+    return finite ? GQ_OK : GQ_NONFINITE;
 }
 
 /* Element i of x[n], n <= BLOCK, goes to lane i % LANES; then the upper half of the lanes is added

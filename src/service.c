@@ -8,8 +8,10 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -17,7 +19,9 @@
 #include "file.h"
 
 /* Free memory at the heap's end that is kept for the next frames; what is beyond goes back. */
-#define KEPT_BYTES_MAX (256 * 1024 * 1024)
+#define KEPT_BYTES_MAX ((size_t)256 * 1024 * 1024)
+/* A huge page of most machines. */
+#define HUGE_BYTES ((size_t)2 << 20)
 
 /*
  * glibc maps each block above 32 MiB (its largest M_MMAP_THRESHOLD) and unmaps it again, so that
@@ -30,7 +34,26 @@ reuse_memory (void)
 {
     (void)!mallopt (M_MMAP_MAX, 0);
     (void)!mallopt (M_ARENA_MAX, 1);
-    (void)!mallopt (M_TRIM_THRESHOLD, KEPT_BYTES_MAX);
+    (void)!mallopt (M_TRIM_THRESHOLD, (int)KEPT_BYTES_MAX);
+}
+
+void
+gq_service_expect (size_t bytes)
+{
+    /* What is free beyond that goes back to the system, and all of it is free in a moment. */
+    if (bytes > KEPT_BYTES_MAX / 2)
+        bytes = KEPT_BYTES_MAX / 2;
+    if (bytes < HUGE_BYTES)
+        return;
+    char *memory = malloc (bytes);
+    if (memory == NULL)
+        return;
+    /* Inwards: what lies beside it is somebody else's.  A system that has no huge pages says so. */
+    char *start = memory + (HUGE_BYTES - (uintptr_t)memory % HUGE_BYTES) % HUGE_BYTES;
+    if (start < memory + bytes)
+        (void)!madvise (start, (size_t)(memory + bytes - start) / HUGE_BYTES * HUGE_BYTES,
+                        MADV_HUGEPAGE);
+    free (memory);
 }
 
 int

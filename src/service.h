@@ -4,6 +4,8 @@
 #ifndef GQ_SERVICE_H
 #define GQ_SERVICE_H
 
+#include <stddef.h>
+
 #include "gradq/status.h"
 
 /*
@@ -12,6 +14,13 @@
  * Returns a signalfd that delivers the blocked signals; -1 with *error.
  */
 int gq_service_start (gq_error *error);
+
+/*
+ * So many bytes of large vectors and frames will be asked of malloc from now on: have them lie in
+ * huge pages, where the system has some.  Walking through them then misses its table of pages less
+ * often.  Takes no memory; without gq_service_start it does nothing.
+ */
+void gq_service_expect (size_t bytes);
 
 /* The next signal waiting on that descriptor, 0 for none. */
 int gq_service_signal (int signal_fd);

@@ -172,6 +172,28 @@ Test (disk, what_is_not_there_is_not_found)
     finish ();
 }
 
+/* Its pages go aside: the descriptor that holds them until then must go, too.  The suite's time-out
+ * is the wait's. */
+Test (disk, a_large_file_that_is_removed_is_gone_at_once_and_holds_no_descriptor)
+{
+    static const uint8_t zeros[1 << 16];
+    const struct iovec part = {.iov_base = (void *)(uintptr_t)zeros, .iov_len = sizeof zeros};
+    const uint8_t *bytes;
+    size_t size;
+    begin ();
+    int lowest = dup (STDIN_FILENO);
+    close (lowest);
+    cr_assert_eq (disk->ops->open (disk, "large", 0), GQ_OK);
+    for (int i = 0; i < 128; i++)
+        cr_assert_eq (disk->ops->append (disk, &part, 1), GQ_OK);
+    cr_assert_eq (disk->ops->open (disk, "other", 0), GQ_OK); /* takes the lowest again */
+    cr_assert_eq (disk->ops->remove (disk, "large"), GQ_OK);
+    cr_assert_eq (disk->ops->map (disk, "large", &bytes, &size), GQ_NOTFOUND);
+    for (int next = -1; next != lowest + 1; close (next))
+        next = dup (STDIN_FILENO);
+    finish ();
+}
+
 Test (disk, a_file_in_a_directory_that_is_gone_is_an_io_failure)
 {
     begin ();

@@ -145,7 +145,22 @@ Test (frame, crc_of_two_parts_is_that_of_the_whole)
         const uint32_t crc = gq_crc32c (bytes, first);
         cr_assert_eq (gq_crc32c_more (crc, bytes + first, sizeof bytes - first),
                       crc_by_bits (bytes, sizeof bytes), "%zu", first);
+        cr_assert_eq (gq_crc32c_join (crc, gq_crc32c (bytes + first, sizeof bytes - first),
+                                      sizeof bytes - first),
+                      crc_by_bits (bytes, sizeof bytes), "%zu", first);
     }
+}
+
+Test (frame, crcs_are_joined_over_any_distance)
+{
+    uint8_t bytes[6] = {1, 2, 3};
+    const size_t size = ((size_t)1 << 20) + 5;
+    uint8_t *zeros = calloc (size, 1);
+    cr_assert_not_null (zeros);
+    const uint32_t crc = gq_crc32c (bytes, sizeof bytes);
+    cr_assert_eq (gq_crc32c_join (crc, gq_crc32c (zeros, size), size),
+                  gq_crc32c_more (crc, zeros, size));
+    free (zeros);
 }
 
 Test (frame, every_header_byte_stands_where_the_protocol_says)

@@ -4,6 +4,7 @@
  */
 #include "rule_testing.h"
 
+#include "frame.h"
 #include "rule_settings.h"
 
 TestSuite (kernels, .timeout = 60);
@@ -385,6 +386,26 @@ Test (kernels, all_finite_sees_a_single_bad_element_anywhere)
             x[i] = bad[i % 4];
             cr_assert (!gq_all_finite (x, n), "n %zu, element %zu", n, i);
             x[i] = good;
+        }
+        free (raw);
+    }
+}
+
+Test (kernels, a_vector_is_checked_for_its_sum_first_and_then_for_its_values)
+{
+    float *raw;
+    for (size_t n = 0; n <= 8200; n = n < SIZE_SMALL_MAX ? n + 1 : n + 2711) {
+        float *x = vector (&raw, n, 1);
+        memset (x, 0, n * sizeof *x);
+        const uint32_t crc = gq_crc32c (x, n * sizeof *x);
+        cr_assert_eq (gq_check_vector (x, n, crc), GQ_OK, "n %zu", n);
+        cr_assert_eq (gq_check_vector (x, n, ~crc), GQ_CHECKSUM, "n %zu", n);
+        for (size_t i = 0; i < n; i += i < SIZE_SMALL_MAX ? 1 : 61) {
+            x[i] = INFINITY;
+            cr_assert_eq (gq_check_vector (x, n, crc), GQ_CHECKSUM, "n %zu, element %zu", n, i);
+            cr_assert_eq (gq_check_vector (x, n, gq_crc32c (x, n * sizeof *x)), GQ_NONFINITE,
+                          "n %zu, element %zu", n, i);
+            x[i] = 0;
         }
         free (raw);
     }
