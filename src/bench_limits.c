@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -35,6 +36,15 @@ uint64_t
 gq_bench_warm_ns (double seconds)
 {
     return (uint64_t)(fmin (seconds / 4, WARM_S_MAX) * S_NS);
+}
+
+void
+gq_bench_fill (float *to, uint64_t count, const float *piece)
+{
+    for (uint64_t at = 0; at < count; at += GQ_BENCH_PIECE)
+        memcpy (to + at, piece,
+                (size_t)(count - at < GQ_BENCH_PIECE ? count - at : GQ_BENCH_PIECE) *
+                    sizeof *piece);
 }
 
 float *

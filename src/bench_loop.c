@@ -44,7 +44,7 @@ struct loop {
     const gq_bench_point *point;
     gq_bench_service service;
     gq_tensor_shape tensor;
-    float *gradient; /* f32[params], what every gradient is a copy of */
+    float *gradient; /* f32[GQ_BENCH_PIECE], what every gradient is made of */
     float *initial;  /* f32[params] */
     pthread_mutex_t lock;
     pthread_cond_t go;
@@ -114,7 +114,7 @@ turn (actor *self)
     float *buffer = gq_client_reserve (self->client);
     if (buffer == NULL)
         return gq_fail (&self->error, GQ_MEMORY, "out of memory for a gradient");
-    memcpy (buffer, shared->gradient, shared->point->params * sizeof *buffer);
+    gq_bench_fill (buffer, shared->point->params, shared->gradient);
     uint64_t sequence, now_ns = gq_now_ns ();
     if (counts (shared, now_ns))
         note_version (self, &weights, now_ns);
@@ -321,7 +321,7 @@ gq_bench_loop_rate (gq_bench_loop *figures, const gq_bench_point *point, gq_erro
     pthread_cond_init (&self->go, NULL);
     self->point = point;
     self->tensor = (gq_tensor_shape){.name = "w", .rank = 1, .shape = {point->params}};
-    self->gradient = gq_bench_vector (point->params);
+    self->gradient = gq_bench_vector (GQ_BENCH_PIECE);
     self->initial = calloc (point->params, sizeof *self->initial);
     atomic_store (&stop_asked, false);
     gq_status status = GQ_OK;

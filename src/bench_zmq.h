@@ -39,7 +39,7 @@ struct gq_raw {
     char directory[32]; /* of ipc endpoints */
     uint64_t bytes;     /* of a message */
     int hwm, buffer_bytes;
-    float *vector; /* [bytes], what messages are made from */
+    float *vector; /* f32[GQ_BENCH_PIECE], what messages are made of */
     atomic_bool stop, failed;
     /* The measurement: from start_ns (0: not begun) to end_ns (0: not over). */
     atomic_uint ready; /* stations that had a first message */
