@@ -20,6 +20,8 @@
 
 #define REQUESTS_MAX 64
 #define MS_NS        1000000u
+/* Stats wait so long for the optimizer's newest count; from one that is stopped none comes. */
+#define ASKED_NS 50000000u
 
 struct gq_broker_control {
     void *router;
@@ -29,8 +31,12 @@ struct gq_broker_control {
     uint64_t frame_bytes_max;
     uint64_t started_ns;
     gq_registry *registry;
-    gq_gradients_stats *queue_stats; /* scratch, large */
-    uint64_t malformed;              /* control messages dropped */
+    gq_gradients_stats *queue_stats;        /* scratch, large */
+    uint64_t malformed;                     /* control messages dropped */
+    char asking[REQUESTS_MAX][2 * 256 + 1]; /* peers that wait for stats with a newer count */
+    size_t asking_count;
+    uint64_t asked_ns; /* since when the first of them waits */
+    bool told;         /* the optimizer has said how many it has taken since then */
 };
 
 gq_broker_control *
@@ -158,7 +164,7 @@ take_report (gq_broker_control *self, const char *peer, const json_t *request, u
 }
 
 static void
-answer_stats (gq_broker_control *self, const char *peer, uint64_t now_ns)
+send_stats (gq_broker_control *self, const char *peer, uint64_t now_ns)
 {
     gq_relay_stats relay = {0};
     gq_gradients_stats *stats = self->queue_stats;
@@ -185,6 +191,45 @@ answer_stats (gq_broker_control *self, const char *peer, uint64_t now_ns)
     json_decref (answer);
 }
 
+/* At once when nothing is on its way to the optimizer.  Else its last report may be 10 ms old, in
+ * which it takes a hundred: ask for a newer one first. */
+static void
+answer_stats (gq_broker_control *self, const char *peer, uint64_t now_ns)
+{
+    gq_gradients_stats *stats = self->queue_stats;
+    if (self->asking_count == REQUESTS_MAX ||
+        !gq_thread_ask (self->gradients, stats, sizeof *stats) || stats->on_the_way == 0 ||
+        zstr_send (self->gradients, "MARK") != 0) {
+        send_stats (self, peer, now_ns);
+        return;
+    }
+    if (self->asking_count == 0) {
+        self->asked_ns = now_ns;
+        self->told = false;
+    }
+    snprintf (self->asking[self->asking_count++], sizeof self->asking[0], "%s", peer);
+}
+
+/* How many gradients the optimizer has taken, for the thread that counts them.  Whoever knows the
+ * mark has got gradients: nobody else is asked who he is. */
+static void
+take_taken (gq_broker_control *self, const json_t *request)
+{
+    uint8_t report[GQ_TAKEN_BYTES];
+    const char *mark = json_string_value (json_object_get (request, "mark"));
+    const uint64_t count = (uint64_t)json_integer_value (json_object_get (request, "count"));
+    memcpy (report + GQ_MARK_BYTES, &count, sizeof count);
+    if (mark == NULL || !gq_hex_decode (mark, report, GQ_MARK_BYTES)) {
+        self->malformed++;
+        return;
+    }
+    zframe_t *frame = zframe_new (report, sizeof report);
+    if (zstr_sendm (self->gradients, "TAKEN") == 0)
+        zframe_send (&frame, self->gradients, 0);
+    zframe_destroy (&frame);
+    self->told = true;
+}
+
 static void
 serve_request (gq_broker_control *self, const char *peer, json_t *request, uint64_t now_ns)
 {
@@ -197,6 +242,8 @@ serve_request (gq_broker_control *self, const char *peer, json_t *request, uint6
         answer_stats (self, peer, now_ns);
     else if (streq (op, "report") || streq (op, "bye"))
         take_report (self, peer, request, now_ns);
+    else if (streq (op, "taken"))
+        take_taken (self, request);
     else if (from_optimizer)
         answer_asker (self, request);
     else if (streq (op, "hello") || streq (op, "layout"))
@@ -236,4 +283,15 @@ gq_broker_control_serve (gq_broker_control *self, uint64_t now_ns)
 {
     for (int i = 0; i < REQUESTS_MAX && next_request (self, now_ns); i++)
         continue;
+    if (self->asking_count > 0 && (self->told || now_ns - self->asked_ns >= ASKED_NS)) {
+        for (size_t i = 0; i < self->asking_count; i++)
+            send_stats (self, self->asking[i], now_ns);
+        self->asking_count = 0;
+    }
+}
+
+bool
+gq_broker_control_owes (const gq_broker_control *self)
+{
+    return self->asking_count > 0;
 }

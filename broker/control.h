@@ -23,4 +23,7 @@ void gq_broker_control_free (gq_broker_control **control_p);
 /* Answer what has arrived, a bounded number of requests.  Never waits. */
 void gq_broker_control_serve (gq_broker_control *control, uint64_t now_ns);
 
+/* Is somebody to be answered within a few milliseconds, whatever arrives? */
+bool gq_broker_control_owes (const gq_broker_control *control);
+
 #endif

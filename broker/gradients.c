@@ -6,8 +6,11 @@
  */
 #include "gradients.h"
 
+#include <sys/random.h>
+
 #include "bind.h"
 #include "frame.h"
+#include "handed.h"
 #include "log.h"
 #include "socket.h"
 #include "stats.h"
@@ -17,11 +20,15 @@
 #define BATCH_MAX 64
 /* A bound socket that is never polled leaks the pipes of peers that left. */
 #define IDLE_MS 1000
+#define MS_NS   1000000u
+#define PEERS   "inproc://gradq-gradients-out"
 
 typedef struct gradient_thread {
-    zsock_t *in;  /* PULL, bound */
-    zsock_t *out; /* PUSH, bound */
+    zsock_t *in;    /* PULL, bound */
+    zsock_t *out;   /* PUSH, bound: gradients, and marks among them */
+    zsock_t *peers; /* PAIR: connections to `out` that come and go */
     gq_queue *queue;
+    gq_handed handed;
     zmq_msg_t hand; /* read, but more bytes than the queue has room for now */
     bool holding;
 } gradient_thread;
@@ -43,22 +50,37 @@ open_gradients (gradient_thread *self, gq_gradients_config *config)
                                   .message_bytes_max = (int64_t)config->bytes_capacity};
     gq_socket_options out = in;
     out.type = ZMQ_PUSH;
+    out.watched = PEERS;
+    if (getrandom (&self->handed.life, sizeof self->handed.life, 0) != sizeof self->handed.life) {
+        gq_fail (&config->error, GQ_IO, "no random numbers from the system");
+        return false;
+    }
     self->in = gq_bind (&in, config->in, &config->error);
     if (self->in != NULL)
         self->out = gq_bind (&out, config->out, &config->error);
-    return self->out != NULL;
+    if (self->out != NULL && (self->peers = zsock_new_pair (">" PEERS)) == NULL)
+        gq_fail (&config->error, GQ_MEMORY, "no socket: %s", zmq_strerror (errno));
+    return self->peers != NULL;
+}
+
+/* All that was received and not taken, wherever it lies. */
+static uint64_t
+depth (const gradient_thread *self)
+{
+    return gq_queue_count (self->queue).depth + gq_handed_waiting (&self->handed);
 }
 
 static void
 close_gradients (gradient_thread *self)
 {
-    if (self->queue != NULL && gq_queue_count (self->queue).depth > 0)
+    if (self->queue != NULL && depth (self) > 0)
         gq_log (GQ_LOG_WARNING, "gradients discarded at exit", "count", "u",
-                gq_queue_count (self->queue).depth + (self->holding ? 1u : 0u), NULL);
+                depth (self) + (self->holding ? 1u : 0u), NULL);
     if (self->holding)
         zmq_msg_close (&self->hand);
     zsock_destroy (&self->in);
     zsock_destroy (&self->out);
+    zsock_destroy (&self->peers);
     gq_queue_free (&self->queue);
 }
 
@@ -82,8 +104,7 @@ admit (gradient_thread *self)
 static bool
 readable (const gradient_thread *self)
 {
-    gq_queue_counts counts = gq_queue_count (self->queue);
-    return !self->holding && counts.depth < counts.capacity;
+    return !self->holding && depth (self) < gq_queue_count (self->queue).capacity;
 }
 
 static void
@@ -111,14 +132,49 @@ take_in (gradient_thread *self)
     }
 }
 
+/* When to send the next mark; at once while a count that is late could make actors wait. */
+static uint64_t
+mark_ns (const gradient_thread *self)
+{
+    return gq_handed_mark_ns (&self->handed,
+                              depth (self) > gq_queue_count (self->queue).capacity / 2);
+}
+
+static void
+send_mark (gradient_thread *self)
+{
+    uint8_t mark[GQ_MARK_BYTES];
+    uint64_t now_ns = gq_now_ns ();
+    if (mark_ns (self) > now_ns)
+        return;
+    gq_handed_mark (&self->handed, mark);
+    if (gq_socket_send (zsock_resolve (self->out), mark, sizeof mark) == GQ_OK)
+        gq_handed_marked (&self->handed, now_ns);
+}
+
+/* Who takes gradients has come or gone.  An event is two parts: a number of 16 bits and its value,
+ * then the endpoint. */
+static void
+see_peers (gradient_thread *self)
+{
+    uint16_t event;
+    void *peers = zsock_resolve (self->peers);
+    while (zmq_recv (peers, &event, sizeof event, ZMQ_DONTWAIT) >= 0) {
+        (void)gq_socket_whole (peers);
+        gq_handed_peer (&self->handed, event == ZMQ_EVENT_ACCEPTED);
+    }
+}
+
 static void
 hand_on (gradient_thread *self)
 {
+    send_mark (self);
     for (int i = 0; i < BATCH_MAX; i++) {
         zmq_msg_t *front = gq_queue_front (self->queue);
         if (front == NULL || zmq_msg_send (front, zsock_resolve (self->out), ZMQ_DONTWAIT) < 0)
             return;
         gq_queue_pop (self->queue);
+        self->handed.count++;
     }
 }
 
@@ -132,11 +188,31 @@ handle_pipe (gradient_thread *self, zsock_t *pipe)
         zframe_t *answer = zframe_new (NULL, sizeof (gq_gradients_stats));
         gq_gradients_stats *stats = (gq_gradients_stats *)(void *)zframe_data (answer);
         stats->queue = gq_queue_count (self->queue);
+        stats->queue.depth = depth (self);
+        stats->queue.delivered = self->handed.taken;
+        stats->on_the_way = gq_handed_waiting (&self->handed);
         memcpy (stats->actors, gq_queue_actors (self->queue), sizeof stats->actors);
         zframe_send (&answer, pipe, 0);
     }
+    if (more && streq (command, "MARK"))
+        gq_handed_ask (&self->handed);
+    if (more && streq (command, "TAKEN")) {
+        zframe_t *report = zframe_recv (pipe);
+        if (report != NULL)
+            (void)!gq_handed_report (&self->handed, zframe_data (report), zframe_size (report));
+        zframe_destroy (&report);
+    }
     zstr_free (&command);
     return more;
+}
+
+/* Until something is due that no socket tells of: a mark that cannot be sent yet waits for room. */
+static int
+wait_ms (uint64_t due_ns, uint64_t now_ns)
+{
+    if (due_ns <= now_ns || due_ns - now_ns > (uint64_t)IDLE_MS * MS_NS)
+        return IDLE_MS;
+    return (int)((due_ns - now_ns) / MS_NS) + 1;
 }
 
 static void
@@ -146,13 +222,17 @@ run (zsock_t *pipe, void *arguments)
     bool open = open_gradients (&self, arguments);
     zsock_signal (pipe, open ? 0 : 1);
     for (bool more = open; more;) {
+        const uint64_t now_ns = gq_now_ns (), due_ns = mark_ns (&self);
+        const bool to_send = gq_queue_front (self.queue) != NULL || due_ns <= now_ns;
         zmq_pollitem_t items[] = {
             {.socket = zsock_resolve (pipe), .events = ZMQ_POLLIN},
             {.socket = zsock_resolve (self.in), .events = readable (&self) ? ZMQ_POLLIN : 0},
-            {.socket = zsock_resolve (self.out),
-             .events = gq_queue_front (self.queue) != NULL ? ZMQ_POLLOUT : 0}};
-        if (zmq_poll (items, 3, IDLE_MS) < 0 && errno != EINTR)
+            {.socket = zsock_resolve (self.out), .events = to_send ? ZMQ_POLLOUT : 0},
+            {.socket = zsock_resolve (self.peers), .events = ZMQ_POLLIN}};
+        if (zmq_poll (items, 4, wait_ms (due_ns, now_ns)) < 0 && errno != EINTR)
             break;
+        if (items[3].revents)
+            see_peers (&self);
         if (items[0].revents)
             more = handle_pipe (&self, pipe);
         if (items[2].revents)

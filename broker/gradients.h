@@ -17,13 +17,15 @@ typedef struct gq_gradients_config {
 
 /* What the thread answers to "STATS": one frame that holds this. */
 typedef struct gq_gradients_stats {
-    gq_queue_counts queue;
+    gq_queue_counts queue; /* depth: with those on their way; delivered: taken, or lost */
+    uint64_t on_the_way;   /* handed on, and not known to be taken */
     gq_queue_actor actors[GQ_ACTORS_MAX];
 } gq_gradients_stats;
 
 /*
  * Start the thread (a zactor).  NULL: config->error says why (address in use, no memory).
- * Its pipe knows "STATS" and czmq's own "$TERM".
+ * Its pipe knows "STATS", "MARK" (send a mark now, for a newer count), "TAKEN" with a report of the
+ * optimizer in a second part (handed.h), and czmq's own "$TERM".
  */
 zactor_t *gq_gradients_start (gq_gradients_config *config);
 

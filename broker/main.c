@@ -20,7 +20,8 @@
 #include "service.h"
 #include "stats.h"
 
-#define IDLE_MS 1000
+#define IDLE_MS  1000
+#define OWING_MS 1
 
 typedef struct broker {
     gq_endpoints endpoints;
@@ -101,7 +102,7 @@ serve (broker *self)
     for (int signal_number = 0; signal_number != SIGINT && signal_number != SIGTERM;) {
         zmq_pollitem_t items[] = {{.socket = zsock_resolve (self->router), .events = ZMQ_POLLIN},
                                   {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
-        zmq_poll (items, 2, IDLE_MS);
+        zmq_poll (items, 2, gq_broker_control_owes (self->control) ? OWING_MS : IDLE_MS);
         gq_broker_control_serve (self->control, gq_now_ns ());
         signal_number = gq_service_signal (self->signal_fd);
     }

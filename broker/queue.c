@@ -71,6 +71,7 @@ gq_queue_push (gq_queue *queue, zmq_msg_t *message, uint64_t now_ns)
     counts->received++;
     queue->actors[frame.actor].received++;
     queue->actors[frame.actor].last_ns = now_ns;
+    queue->actors[frame.actor].lane = frame.lane;
     return GQ_OK;
 }
 

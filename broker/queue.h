@@ -27,6 +27,7 @@ typedef struct gq_queue_counts {
 typedef struct gq_queue_actor {
     uint64_t received;
     uint64_t last_ns; /* 0: never seen */
+    uint16_t lane;    /* gq_lane_kind of its last gradient, or first weights */
 } gq_queue_actor;
 
 /* NULL: out of memory.  1 <= capacity <= GQ_QUEUE_CAPACITY_MAX. */

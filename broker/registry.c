@@ -224,6 +224,10 @@ actor_json (json_int_t id, const actor_entry *entry, const gq_queue_actor *seen,
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         copy_key (result, entry->report, keys[i]);
     json_object_set_new (result, "received", json_integer ((json_int_t)seen->received));
+    json_object_set_new (result, "lane",
+                         seen->last_ns == 0
+                             ? json_null ()
+                             : json_string (seen->lane == GQ_LANE_SHM ? "shm" : "inline"));
     const json_t *metrics = json_object_get (entry->report, "metrics");
     copy_key (result, metrics, "return_mean");
     const char *key;

@@ -22,6 +22,7 @@
 #include "service.h"
 #include "socket.h"
 #include "stats.h"
+#include "taken.h"
 
 #define MS_NS 1000000u
 #define S_NS  1000000000u
@@ -51,6 +52,7 @@ typedef struct server {
     gq_core core;
     gq_publisher publisher;
     gq_histogram apply_us;
+    gq_taken taken;
     uint64_t report_ns;     /* due */
     uint64_t checkpoint_ns; /* due */
     uint64_t checkpoint_interval_ns;
@@ -183,6 +185,7 @@ take (server *self)
     zmq_msg_close (&self->hand);
     self->holding = false;
     self->retry_ns = 0;
+    gq_taken_add (&self->taken);
 }
 
 /* One frame, if one is here and can be taken. */
@@ -203,6 +206,11 @@ take_one (server *self)
             zmq_msg_close (&self->hand);
             return false;
         }
+        if (gq_taken_mark (&self->taken, zmq_msg_data (&self->hand), zmq_msg_size (&self->hand))) {
+            zmq_msg_close (&self->hand);
+            self->holding = false;
+            return true;
+        }
     }
     take (self);
     return !self->holding;
@@ -214,6 +222,7 @@ take_gradients (server *self)
     uint64_t until_ns = gq_now_ns () + BATCH_NS;
     for (int i = 0; i < BATCH_MAX && take_one (self) && gq_now_ns () < until_ns; i++)
         continue;
+    gq_taken_report (&self->taken, zsock_resolve (self->control), gq_now_ns ());
 }
 
 /* Send and release.  false: no broker is connected, or it does not read. */
@@ -317,6 +326,8 @@ wait_ms (const server *self, uint64_t now_ns)
     uint64_t next_ns = gq_publish_next_ns (&self->publisher, &self->core);
     if (self->report_ns < next_ns)
         next_ns = self->report_ns;
+    if (gq_taken_next_ns (&self->taken) < next_ns)
+        next_ns = gq_taken_next_ns (&self->taken);
     if (self->checkpoint_interval_ns > 0 && self->checkpoint_ns < next_ns)
         next_ns = self->checkpoint_ns;
     if (self->holding && self->retry_ns < next_ns)
@@ -380,6 +391,8 @@ finish (server *self, gq_error *error)
 {
     for (int i = 0; i < DRAIN_MAX && take_one (self); i++)
         continue;
+    self->taken.due_ns = 0;
+    gq_taken_report (&self->taken, zsock_resolve (self->control), gq_now_ns ());
     self->publisher.interval_ns = 0;
     publish (self);
     gq_status status = self->end == GQ_OK ? write_checkpoint (self, error)

@@ -56,7 +56,7 @@ const gq_option_row gq_option_table[] = {
     CHOICE ("journal", OPTIMIZER, "recycle", "recycle|keep|off", "journal of every decision: delete segments that checkpoints cover, keep them all, or write none (a crash then goes back to the last checkpoint)"),
     CHOICE ("fsync", OPTIMIZER, "never", "never|interval|always", "what the journal survives: the death of every process; also a loss of power but for the last moments; or that without exception"),
     NUMBER ("fsync-interval-ms", OPTIMIZER, "100", 1, 60000, "ms", "time between two syncs of the journal with --fsync interval"),
-    CHOICE ("lane", OPTIMIZER, "inline", "inline|auto", "auto: offer memory shared with this process to actors of this host, and sockets to all others"),
+    CHOICE ("lane", OPTIMIZER, "auto", "auto|inline|shm", "auto, or shm as actors call it: offer memory shared with this process to actors of this host, and sockets to all others; inline: sockets to all"),
     COUNT ("checkpoints-kept", OPTIMIZER, "2", 1, 1000, "files", "older checkpoints are deleted"),
 
     /* actor: service */
@@ -100,7 +100,7 @@ const gq_option_row gq_option_table[] = {
     FLAG ("cut", REPLAY, "when the journal is damaged, cut it behind its last good record"),
 
     /* gradq-top */
-    FLAG ("once", TOP, "print one report and exit"),
+    FLAG ("once", TOP, "print one report and exit; without --json it comes after two looks, --interval-ms apart, for the rates"),
     FLAG ("stat", TOP, "print a row each interval, as vmstat does"),
     COUNT ("fail-above", TOP, "inf", 0, NO_BOUND, "gradients", "exit 1 as soon as the depth exceeds this"),
     COUNT ("interval-ms", TOP, "1000", 50, 3600000, "ms", "time between two reports"),

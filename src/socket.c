@@ -67,6 +67,11 @@ gq_socket_set (void *socket, const gq_socket_options *options)
      * that connects hears only so that its subscriber is gone. */
     if (options->type == ZMQ_PUSH || options->type == ZMQ_DEALER || options->type == ZMQ_XPUB)
         set_int (socket, ZMQ_IMMEDIATE, 1);
+    if (options->watched != NULL) {
+        rc = zmq_socket_monitor (socket, options->watched,
+                                 ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED);
+        assert (rc == 0);
+    }
 }
 
 void *

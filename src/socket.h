@@ -17,6 +17,7 @@ typedef struct gq_socket_options {
     int buffer_bytes;          /* SNDBUF and RCVBUF; 0: the system's */
     int64_t message_bytes_max; /* a larger one closes the connection before it is read */
     int linger_ms;
+    const char *watched; /* inproc endpoint where a PAIR hears of connections and ends, or NULL */
 } gq_socket_options;
 
 /*

@@ -269,13 +269,14 @@ actor_is (const json_t *actor, const char *state)
 static void
 draw_actor (top_canvas *canvas, const json_t *actor)
 {
-    char id[GQ_TOP_TEXT_BYTES], state[12], pushed[GQ_TOP_TEXT_BYTES];
+    char id[GQ_TOP_TEXT_BYTES], state[12], lane[8], pushed[GQ_TOP_TEXT_BYTES];
     char acknowledged[GQ_TOP_TEXT_BYTES], resent[GQ_TOP_TEXT_BYTES], seen[GQ_TOP_TEXT_BYTES];
     char returned[GQ_TOP_TEXT_BYTES];
     double mean = actor_number (actor, "return_mean");
     snprintf (id, sizeof id, isnan (actor_number (actor, "id")) ? "-" : "%.0f",
               actor_number (actor, "id"));
     safe_text (state, sizeof state, json_object_get (actor, "state"));
+    safe_text (lane, sizeof lane, json_object_get (actor, "lane"));
     gq_top_quantity (pushed, actor_number (actor, "pushed"));
     gq_top_quantity (acknowledged, actor_number (actor, "acknowledged"));
     gq_top_quantity (resent, actor_number (actor, "resent"));
@@ -286,8 +287,8 @@ draw_actor (top_canvas *canvas, const json_t *actor)
           silent                     ? "33"
           : actor_is (actor, "gone") ? "2"
                                      : NULL,
-          "%c %5s %-8s %9s %9s %7s %9s %10s", silent ? '!' : ' ', id, state, pushed, acknowledged,
-          resent, returned, seen);
+          "%c %5s %-8s %-7s %9s %9s %7s %9s %10s", silent ? '!' : ' ', id, state, lane, pushed,
+          acknowledged, resent, returned, seen);
 }
 
 static void
@@ -297,7 +298,8 @@ draw_actors (top_canvas *canvas, const gq_top_report *report)
     size_t count = json_array_size (actors), index, silent = 0, shown = 0;
     const json_t *actor;
     json_array_foreach (actors, index, actor) silent += actor_is (actor, "silent");
-    line (canvas, "1", "  actor state       pushed     acked  resent    return       seen%s",
+    line (canvas, "1",
+          "  actor state    lane       pushed     acked  resent    return       seen%s",
           silent > 0 ? "   ! silent" : "");
     bool all_fit = canvas->rows_left < 0 || count <= (size_t)canvas->rows_left;
     /* Silent ones first when not all fit: they are what one looks for. */

@@ -199,7 +199,7 @@ Test (queue, a_bad_frame_is_refused_even_when_the_queue_is_full)
     gq_queue_free (&queue);
 }
 
-Test (queue, every_actor_is_counted_by_itself_and_dated)
+Test (queue, every_actor_is_counted_by_itself_and_dated_and_its_lane_is_known)
 {
     static const uint32_t actors[] = {0, 5, GQ_ACTORS_MAX - 1};
     gq_queue *queue = gq_queue_new (16, UINT64_MAX);
@@ -214,6 +214,17 @@ Test (queue, every_actor_is_counted_by_itself_and_dated)
         cr_assert_eq (gq_queue_actors (queue)[actors[i]].last_ns, 300 + i);
     }
     cr_assert_eq (gq_queue_actors (queue)[1].last_ns, 0, "never seen");
+    cr_assert_eq (gq_queue_actors (queue)[5].lane, GQ_LANE_INLINE);
+    gq_frame frame = support_frame (GQ_KIND_GRADIENT, 1, COUNT);
+    uint8_t header[GQ_FRAME_HEADER_BYTES];
+    zmq_msg_t message;
+    frame.actor = 5;
+    frame.lane = GQ_LANE_SHM;
+    gq_frame_encode (&frame, NULL, header);
+    zmq_msg_init_size (&message, sizeof header);
+    memcpy (zmq_msg_data (&message), header, sizeof header);
+    cr_assert_eq (gq_queue_push (queue, &message, 1), GQ_OK);
+    cr_assert_eq (gq_queue_actors (queue)[5].lane, GQ_LANE_SHM);
     gq_queue_refuse (queue);
     cr_assert_eq (gq_queue_count (queue).refused, 1);
     gq_queue_free (&queue);

@@ -254,6 +254,7 @@ Test (registry, metrics_are_shown_but_overwrite_nothing)
     cr_assert_eq (json_real_value (json_object_get (entry, "return_mean")), 12.5);
     cr_assert_eq (json_real_value (json_object_get (entry, "loss")), 0.25);
     expect_text (entry, "state", "alive");
+    cr_assert (json_is_null (json_object_get (entry, "lane")), "no gradient came");
     expect_number (entry, "id", 0);
     json_decref (list);
     end ();
@@ -296,11 +297,12 @@ Test (registry, ids_out_of_range_are_refused)
 Test (registry, an_actor_that_only_sent_gradients_is_listed)
 {
     begin ();
-    seen[9] = (gq_queue_actor){.received = 2, .last_ns = 500 * MS_NS};
+    seen[9] = (gq_queue_actor){.received = 2, .last_ns = 500 * MS_NS, .lane = GQ_LANE_SHM};
     json_t *list = gq_registry_actors_json (registry, seen, 600 * MS_NS);
     cr_assert_eq (json_array_size (list), 1);
     expect_number (json_array_get (list, 0), "id", 9);
     expect_number (json_array_get (list, 0), "received", 2);
+    expect_text (json_array_get (list, 0), "lane", "shm");
     cr_assert (json_is_null (json_object_get (json_array_get (list, 0), "pushed")));
     json_decref (list);
     end ();

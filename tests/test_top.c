@@ -220,11 +220,13 @@ Test (top, silent_actors_come_first_when_not_all_fit)
     gq_top_report report = report_of (answer (8, 8, 0), NULL, 0);
     json_t *actors = json_array ();
     for (int i = 0; i < 100; i++)
-        json_array_append_new (
-            actors, json_pack ("{s:i, s:s}", "id", i, "state", i == 77 ? "silent" : "alive"));
+        json_array_append_new (actors, json_pack ("{s:i, s:s, s:s}", "id", i, "state",
+                                                  i == 77 ? "silent" : "alive", "lane",
+                                                  i == 77 ? "shm" : "inline"));
     json_object_set_new (report.stats, "actors", actors);
     char *text = drawn (&report, (gq_top_style){.columns = 100, .rows = 20});
-    cr_expect (strstr (text, "!    77 silent") != NULL, "%s", text);
+    cr_expect (strstr (text, "!    77 silent   shm ") != NULL, "%s", text);
+    cr_expect (strstr (text, " alive    inline ") != NULL, "%s", text);
     cr_expect (strstr (text, " more\n") != NULL, "%s", text);
     free (text);
     gq_top_report_clear (&report);

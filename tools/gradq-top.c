@@ -335,6 +335,12 @@ static int
 run_once (top_state *top)
 {
     gq_status status = ask (top);
+    if (status == GQ_OK && top->mode != MODE_JSON) {
+        /* People want to see rates, which take two looks; a program takes its own. */
+        wait_until (top, gq_now_ns () + top->interval_ns);
+        if (!stop_asked)
+            status = ask (top);
+    }
     if (status != GQ_OK)
         return give_up (top, status);
     show (top);

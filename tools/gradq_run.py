@@ -37,7 +37,8 @@ ACTORS_MAX = 4096  # GQ_ACTORS_MAX
 PORTS = len(CONTROL_SUFFIXES)
 
 DEFAULTS = {
-    "actors": 4, "env": "CartPole-v1", "env_set": [], "optimizer": "adam", "set": [], "seed": 1,
+    # optimizer None: the process finds its rule in GRADQ_OPTIMIZER, an INI file, its own default.
+    "actors": 4, "env": "CartPole-v1", "env_set": [], "optimizer": None, "set": [], "seed": 1,
     "target_return": None, "max_steps": None, "actor": None, "address": None,
     "broker_option": [], "optimizer_option": [], "actor_option": [],
 }
@@ -169,9 +170,13 @@ class Run:
                           EXIT_CONFIG) from None
         return handle
 
+    def entries(self):
+        """What an earlier run left here."""
+        return [name for name in os.listdir(self.dir) if name not in ("old", "up.lock")]
+
     def prepare(self, resume):
         """Make room for a run: keep its files (resume), or move an earlier run's aside."""
-        entries = [name for name in os.listdir(self.dir) if name not in ("old", "up.lock")]
+        entries = self.entries()
         if entries and "settings.json" not in entries:
             raise Failure(f"{self.given} is not empty and no run directory of gradq; "
                           "choose another with --run DIR", EXIT_CONFIG)
@@ -261,8 +266,7 @@ class Run:
             # Always --resume: after a crash it goes on from the newest checkpoint, and a fresh
             # run has none.
             argv = [self.binary("optimizer"), *words, "--run", self.dir, "--resume",
-                    "--optimizer", settings["optimizer"], *repeat("--set", settings["set"]),
-                    *option_words(settings["optimizer_option"])]
+                    *rule_words(settings), *option_words(settings["optimizer_option"])]
         elif kind == "watch":
             argv = [sys.executable, os.path.realpath(sys.argv[0]), "watch", "--run", self.dir,
                     "--build", self.build]
@@ -341,6 +345,12 @@ class Run:
 
 def repeat(flag, values):
     return [word for value in values for word in (flag, value)]
+
+
+def rule_words(rule):
+    """Flags of an update rule: {"optimizer": NAME or None, "set": [K=V, ...]}."""
+    name = ["--optimizer", rule["optimizer"]] if rule["optimizer"] is not None else []
+    return [*name, *repeat("--set", rule["set"])]
 
 
 def option_words(pairs):

@@ -21,6 +21,10 @@ WINDOW = 100  # episodes whose mean return counts: Gymnasium's measure for CartP
 TICK_S = 0.1
 REPORT_S = 1.0
 PLAIN_LINE_S = 5.0  # without a terminal, a line this often
+REFUSED_S = 3.0  # all refused for this long: say so
+HINTS = {"nonfinite": "; weights or losses have exploded: lower the learning rate, or clip "
+                      "(--set clip_norm=0.5)",
+         "stale": "; fewer actors, --actor-option window=1, or a higher max-staleness"}
 
 
 class Episodes:
@@ -113,6 +117,35 @@ class Stats:
             self.child.stdout.close()
 
 
+class Refusals:
+    """Notices when for some seconds every gradient was refused: nothing is learnt then."""
+
+    def __init__(self):
+        self.before, self.since, self.told = None, 0, False
+
+    def look(self, optimizer, now):
+        """A sentence, once each time that it begins; else None."""
+        seen = {key: (optimizer or {}).get(key) for key in ("applied", "rejected", "rejected_by")}
+        if None in seen.values():
+            return None
+        before = self.before
+        # Fewer: the optimizer was started again, and counts anew.
+        if (before is None or seen["applied"] != before["applied"]
+                or seen["rejected"] < before["rejected"]):
+            self.before, self.since, self.told = seen, now, False
+            return None
+        refused = seen["rejected"] - before["rejected"]
+        if self.told or refused == 0 or now - self.since < REFUSED_S:
+            return None
+        self.told = True
+        reasons = [reason for reason, count in seen["rejected_by"].items()
+                   if count > before["rejected_by"].get(reason, 0)]
+        return (f"nothing is learnt: every gradient of the last {now - self.since:.0f} s was "
+                f"refused, {refused:,} of them: {', '.join(reasons) or 'reason unknown'}"
+                f"{''.join(HINTS.get(reason, '') for reason in reasons)} "
+                "(tools/gradq logs optimizer)")
+
+
 class Line:
     """The live line: in place on a terminal, now and then elsewhere."""
 
@@ -151,6 +184,7 @@ class Watch:
         self.measured = self.begun  # steps made before we watched belong to the first rate
         self.steps_before = 0
         self.told = set()
+        self.refusals = Refusals()
 
     def until_over(self):
         with open(self.run.path("metrics", "run.jsonl"), "a", encoding="utf-8") as record:
@@ -171,6 +205,7 @@ class Watch:
         over = self.verdict(now)
         if over is None and now - self.reported >= REPORT_S:
             self.report(record, now)
+            self.tell(self.refusals.look(self.stats.get("optimizer"), now))
             over = self.health()
         return over
 
@@ -221,11 +256,14 @@ class Watch:
             self.told.discard(row["name"])
         elif row["name"] not in self.told:
             self.told.add(row["name"])
-            self.line.end()
             how = ("keeps crashing" if broken else
                    "has finished" if not row["exit"] else f"ended with exit code {row['exit']}")
-            print(f"{row['name']} {how} (tools/gradq logs {row['name']}); the others go on",
-                  flush=True)
+            self.tell(f"{row['name']} {how} (tools/gradq logs {row['name']}); the others go on")
+
+    def tell(self, sentence):
+        if sentence is not None:
+            self.line.end()
+            print(sentence, flush=True)
 
     def report(self, record, now):
         steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.measured)

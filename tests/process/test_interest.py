@@ -64,7 +64,7 @@ def test_nothing_is_published_to_nobody_and_the_first_one_gets_the_newest_at_onc
 
 def test_a_subscriber_that_is_killed_ends_the_traffic(either):
     service = either
-    service.up()
+    service.up("--lane", "inline")
     client = opened(service.client(actor=0, elements=8, pause=1))
     wire = service.wire(actor=1)
     before = step(service, wire)["published"]

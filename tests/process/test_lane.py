@@ -62,7 +62,7 @@ def lane_files(service) -> list:
 
 
 def test_actors_of_this_host_share_memory_and_no_weights_pass_through_sockets(service):
-    service.up(*AUTO)
+    service.up()  # as it is unless one asks for something else
     clients = [endless(service, i, lane=lane) for i, lane in enumerate((0, SHM))]
     assert [lane_of(client) for client in clients] == [("shm", ""), ("shm", "")]
     for i in range(2):
@@ -79,7 +79,7 @@ def test_actors_of_this_host_share_memory_and_no_weights_pass_through_sockets(se
 
 
 def test_each_side_may_insist_on_inline(service):
-    service.up()
+    service.up("--lane", "inline")
     client = endless(service, 0)
     assert lane_of(client)[0] == "inline" and "--lane inline" in lane_of(client)[1]
     refused = service.client(actor=1, lane=SHM)
@@ -98,7 +98,19 @@ def test_both_lanes_in_one_run_and_each_gradient_once(service):
     clients = [endless(service, i, lane=lane) for i, lane in enumerate((SHM, INLINE, SHM))]
     for i in range(3):
         gets_on(service, i)
+    actors = sorted(service.top()["actors"], key=lambda actor: actor["id"])
+    assert [actor["lane"] for actor in actors] == ["shm", "inline", "shm"], actors
     ends_well(service, clients)
+
+
+@pytest.mark.parametrize("lane, taken", [("shm", "shm"), ("auto", "shm"), ("inline", "inline")])
+def test_what_the_environment_says_to_actors_the_optimizer_takes_too(service, lane, taken):
+    service.start_broker()
+    service.start_optimizer(env={"GRADQ_LANE": lane})
+    client = endless(service, 0)
+    assert lane_of(client)[0] == taken
+    gets_on(service, 0)
+    ends_well(service, [client])
 
 
 def test_the_next_optimizer_takes_up_the_actors_of_the_killed_one(service):

@@ -282,7 +282,7 @@ def test_what_a_killed_broker_held_is_sent_again_and_applied_once(either, monkey
         either.optimizer.signal(signal.SIGSTOP)
         for _ in range(16):
             actor.push(numpy.ones(elements), 1)
-        either.until(lambda stats: stats["queue"]["depth"] >= 8, "a queue to lose")
+        either.until(lambda stats: stats["queue"]["bytes"] >= 8 * 4 * elements, "a queue to lose")
         kill(either.broker)
         either.start_broker()
         either.optimizer.signal(signal.SIGCONT)

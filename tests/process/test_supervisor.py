@@ -24,7 +24,7 @@ import pytest
 from peer import read_safetensors
 
 sys.path.insert(0, os.path.abspath("tools"))
-from gradq_watch import Episodes  # noqa: E402
+from gradq_watch import Episodes, Refusals  # noqa: E402
 
 GRADQ = os.path.abspath("tools/gradq")
 BUILD = os.path.abspath(os.environ.get("BUILD", "build"))
@@ -295,6 +295,67 @@ def test_bad_configuration_exits_78_with_the_process_own_words(run, words, said)
     assert answer.returncode == 78, answer.stderr
     assert said in answer.stderr
     assert gradq("status", run).returncode == 1  # nothing is left running
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--optimizer", "adamm"], "adamm"),
+    (["--set", "lrr=1"], "lrr"),
+    (["--env", "CartPole-v9"], "CartPole-v9"),
+    (["--broker-option", "capacitty=4"], "capacitty"),
+    (["--optimizer-option", "aggregate=0"], "aggregate"),
+    (["--actor-option", "rollout=0"], "rollout"),
+])
+def test_a_slip_of_the_pen_does_not_move_an_earlier_run_aside(place, words, said):
+    run = os.path.join(place, "kept")
+    os.mkdir(run)
+    for name in ("settings.json", "keepsake"):
+        with open(os.path.join(run, name), "w", encoding="utf-8") as file:
+            file.write("{}")
+    answer = up(run, "--detach", "--actors", "1", *words)
+    assert answer.returncode == 78 and said in answer.stderr, answer
+    assert set(os.listdir(run)) - {"up.lock"} == {"settings.json", "keepsake"}
+
+
+@pytest.mark.parametrize("how, words, name", [
+    ("environment", [], "sgd"), ("environment", ["--optimizer", "lion"], "lion"),
+    ("file", [], "sgd"), ("file", ["--optimizer", "lion"], "lion"), ("nothing", [], "adam")])
+def test_the_rule_comes_from_flag_environment_or_file_in_this_order(run, place, how, words, name):
+    more = {}
+    if how == "environment":
+        more = {"env": {**os.environ, "GRADQ_OPTIMIZER": "sgd"}}
+    elif how == "file":
+        with open(os.path.join(place, "gradq.ini"), "w", encoding="utf-8") as file:
+            file.write("[optimizer]\noptimizer = sgd\n")
+        words = [*words, "--optimizer-option", f"config={os.path.join(place, 'gradq.ini')}"]
+    answer = up(run, "--detach", "--actors", "0", *words, **more)
+    assert answer.returncode == 0, answer.stderr
+    top = subprocess.run([os.path.join(BUILD, "gradq-top"), "--run", run, "--once", "--json"],
+                         capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert json.loads(top.stdout)["optimizer"]["name"] == name
+
+
+def test_what_actors_are_told_in_the_environment_ends_no_optimizer(run):
+    answer = up(run, "--detach", "--actors", "1", env={**os.environ, "GRADQ_LANE": "shm"})
+    assert answer.returncode == 0, answer.stderr
+    assert {row["state"] for row in processes(run).values()} == {"RUNNING"}
+
+
+def test_up_says_so_when_every_gradient_of_some_seconds_is_refused():
+    refusals, said = Refusals(), []
+    looks = [(0, 10, {}), (1, 20, {"stale": 5}), (2, 20, {"stale": 5}), (4, 20, {"stale": 5}),
+             # From here on.
+             (5, 20, {"stale": 5, "nonfinite": 7}), (6, 20, {"stale": 5, "nonfinite": 9}),
+             (7, 21, {"stale": 5, "nonfinite": 9}),  # one was applied
+             (8, 21, {"stale": 6, "nonfinite": 9}), (11, 21, {"stale": 9, "nonfinite": 9}),
+             (12, 0, {}), (16, 0, {"stale": 1})]  # another life
+    for now, applied, by in looks:
+        said.append((now, refusals.look({"applied": applied, "rejected": sum(by.values()),
+                                         "rejected_by": by}, now)))
+    assert refusals.look({}, 99) is None and refusals.look(None, 99) is None
+    told = {now: text for now, text in said if text}
+    assert list(told) == [5, 11, 16], told
+    assert "last 4 s was refused, 7 of them: nonfinite; weights" in told[5]
+    assert "3 of them: stale; fewer" not in told[5] and ": stale; fewer actors" in told[11]
 
 
 def test_a_port_in_use_is_reported_and_nothing_is_left(run):

@@ -136,6 +136,13 @@ def test_json_carries_rates_from_the_second_object_on(broker):
     assert second["out_per_s"] == pytest.approx(10 / passed, rel=0.05)
 
 
+def test_once_looks_twice_for_people_and_shows_rates(broker):
+    answer = top("--address", broker.address, "--once", "--interval-ms", "50")
+    assert answer.returncode == 0, answer.stderr
+    assert broker.asked == 2
+    assert re.search(r"rates +in [0-9.]+k?/s +out [0-9.]+k?/s", answer.stdout), answer.stdout
+
+
 def test_the_address_comes_from_the_run_directory(broker, place):
     with open(os.path.join(place, "address"), "w", encoding="utf-8") as file:
         file.write(broker.address + "\n")
