@@ -10,12 +10,12 @@
 
 #include "frame.h"
 
-/* Current, next, and up to two versions on their way to the broker: one that ZeroMQ writes to the
- * socket, one that follows it.  More would be older ones when they arrive. */
-#define OWN_COUNT 4
+/* Versions on their way to the broker: one that ZeroMQ writes to the socket, one that follows it.
+ * More would be older ones when they arrive. */
+#define LENT_MAX 2
+/* They, the current one and the next. */
+#define OWN_COUNT (LENT_MAX + 2)
 _Static_assert(OWN_COUNT == GQ_BOARD_SPARES, "steps go on whatever readers of the board hold");
-_Static_assert(GQ_FRAME_HEADER_BYTES % 64 == 0, "vectors follow headers, aligned");
-
 #define NONE SIZE_MAX
 
 typedef struct buffer {
@@ -122,7 +122,7 @@ gq_buffers_next (gq_buffers *self)
      * first free one: few of them are used, then, and stay in the caches. */
     if (self->next == NONE) {
         uint32_t bits = free_ones (self);
-        assert (bits != 0); /* gq_buffers_lend keeps one back, and spares are nobody else's */
+        assert (bits != 0); /* there are more than are lent, and readers hold no spare */
         self->next = (size_t)__builtin_ctz (bits);
     }
     return vector_of (&self->buffers[self->next]);
@@ -160,10 +160,11 @@ give_back (void *data, void *hint)
 gq_status
 gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
 {
-    const int free_count = __builtin_popcount (free_ones (self)) + (self->next != NONE ? 1 : 0);
     buffer *which = &self->buffers[self->current];
-    /* One for the next step and, as this one stays lent, one for the step after that. */
-    if (free_count < 2 || atomic_load_explicit (&which->lent, memory_order_acquire))
+    int lent = 0;
+    for (size_t i = 0; i < self->size; i++)
+        lent += atomic_load_explicit (&self->buffers[i].lent, memory_order_acquire) ? 1 : 0;
+    if (lent >= LENT_MAX || atomic_load_explicit (&which->lent, memory_order_acquire))
         return GQ_AGAIN;
     gq_frame_encode (frame, which->bytes + GQ_FRAME_HEADER_BYTES, which->bytes);
     atomic_store_explicit (&which->lent, true, memory_order_relaxed);

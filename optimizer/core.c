@@ -341,6 +341,9 @@ take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *fr
 {
     const float *vector = NULL;
     *reason = gq_ledger_judge (&core->ledger, frame->actor, frame->epoch, frame->sequence);
+    if (*reason == GQ_AGAIN && frame->lane == GQ_LANE_SHM && core->lanes != NULL &&
+        gq_lanes_announced (core->lanes, frame))
+        return GQ_OUTCOME_IGNORED;
     if (*reason != GQ_OK) {
         gq_ledger_discard (&core->ledger, frame->actor, *reason);
         core->malformed += *reason == GQ_MALFORMED ? 1 : 0;

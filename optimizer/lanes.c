@@ -11,13 +11,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bell.h"
+#include "frame.h"
 #include "lane_file.h"
+
+/* Descriptors of one actor that are on their way: more would not fit the sockets' buffers. */
+#define EARLY_MAX 1024
 
 typedef struct lane {
     gq_shm shm;
     uint32_t actor, epoch;
     uint32_t slot_count;
-    uint32_t waits; /* seconds that nobody has attached it */
+    uint32_t waits;                    /* seconds that nobody has attached it */
+    uint64_t tried[GQ_WINDOW_MAX + 1]; /* by slot: the last one that lay ready there */
+    uint64_t early[EARLY_MAX / 64]; /* bit by number: taken, and its descriptor has not come yet */
 } lane;
 
 /* Files at most, each a descriptor and a mapping; further actors take lane inline. */
@@ -34,6 +41,8 @@ struct gq_lanes {
     bool keep_board;
     lane **lanes; /* those in use, in no order: current lives, and earlier ones not yet over */
     size_t count, room;
+    size_t turn;                  /* whose turn it is, of `lanes` */
+    int bell;                     /* -1: none */
     lane *current[GQ_ACTORS_MAX]; /* of the actor's newest epoch; NULL: none */
 };
 
@@ -203,6 +212,7 @@ gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config, const gq_ledge
     if (self == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     self->config = *config;
+    self->bell = -1;
     snprintf (self->directory, sizeof self->directory, "%s", config->directory);
     int size = snprintf (self->board_path, sizeof self->board_path, "%s/board", config->directory);
     gq_status status = GQ_OK;
@@ -222,6 +232,7 @@ gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config, const gq_ledge
         free (self);
         return status;
     }
+    self->bell = gq_bell_open (gq_bell_name_of (gq_board_fd (self->board)));
     scan (self, ledger);
     for (size_t i = 0; i < self->count; i++)
         serve (self, self->lanes[i]);
@@ -249,6 +260,8 @@ gq_lanes_close (gq_lanes **lanes_p)
         gq_board_remove (self->board);
     rmdir (self->directory); /* only when nobody goes on */
     gq_board_close (&self->board);
+    if (self->bell >= 0)
+        close (self->bell);
     free (self->lanes);
     free (self);
     *lanes_p = NULL;
@@ -333,6 +346,83 @@ gq_lanes_vector (const gq_lanes *self, const gq_frame *frame)
         atomic_load (&words_of (which)->holds[frame->slot]) != frame->sequence)
         return NULL;
     return gq_lane_file_slot (&which->shm, self->config.count, frame->slot);
+}
+
+/* The slot whose gradient is the next one that the ledger lacks; slot_count: none is. */
+static uint32_t
+next_ready (const lane *which, const gq_ledger *ledger)
+{
+    gq_lane_words *words = words_of (which);
+    uint32_t found = which->slot_count;
+    uint64_t lowest = UINT64_MAX;
+    for (uint32_t i = 0; i < which->slot_count; i++) {
+        const uint64_t sequence = atomic_load (&words->ready[i]);
+        if (sequence != 0 && sequence < lowest && which->tried[i] != sequence &&
+            gq_ledger_judge (ledger, which->actor, which->epoch, sequence) == GQ_OK) {
+            lowest = sequence;
+            found = i;
+        }
+    }
+    return found;
+}
+
+static uint64_t *
+early_bits (lane *which, uint64_t sequence)
+{
+    return &which->early[sequence % EARLY_MAX / 64];
+}
+
+static uint64_t
+early_bit (uint64_t sequence)
+{
+    return UINT64_C (1) << sequence % 64;
+}
+
+bool
+gq_lanes_ready (gq_lanes *self, const gq_ledger *ledger, uint8_t header[GQ_FRAME_HEADER_BYTES])
+{
+    for (size_t i = 0; i < self->count; i++) {
+        lane *which = self->lanes[(self->turn + i) % self->count];
+        const uint32_t slot = next_ready (which, ledger);
+        gq_frame frame;
+        if (self->current[which->actor] != which || slot == which->slot_count)
+            continue;
+        which->tried[slot] = atomic_load (&words_of (which)->ready[slot]);
+        /* The actor's to write: what is looked at is a copy, and says the same as the words. */
+        memcpy (header, words_of (which)->headers[slot], GQ_FRAME_HEADER_BYTES);
+        if (gq_frame_decode (header, GQ_FRAME_HEADER_BYTES, &frame) != GQ_OK ||
+            frame.lane != GQ_LANE_SHM || frame.actor != which->actor ||
+            frame.epoch != which->epoch || frame.slot != slot ||
+            frame.sequence != which->tried[slot])
+            continue;
+        *early_bits (which, frame.sequence) |= early_bit (frame.sequence);
+        self->turn = (self->turn + i + 1) % self->count;
+        return true;
+    }
+    return false;
+}
+
+bool
+gq_lanes_announced (gq_lanes *self, const gq_frame *frame)
+{
+    lane *which = self->current[frame->actor];
+    if (which == NULL || which->epoch != frame->epoch ||
+        (*early_bits (which, frame->sequence) & early_bit (frame->sequence)) == 0)
+        return false;
+    *early_bits (which, frame->sequence) &= ~early_bit (frame->sequence);
+    return true;
+}
+
+int
+gq_lanes_bell (const gq_lanes *self)
+{
+    return self->bell;
+}
+
+void
+gq_lanes_silence (const gq_lanes *self)
+{
+    gq_bell_silence (self->bell);
 }
 
 bool

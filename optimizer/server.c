@@ -63,6 +63,7 @@ typedef struct server {
     uint64_t refused_unlogged;
     zmq_msg_t hand; /* a gradient that the journal had no room for: nothing more is taken */
     bool holding;
+    bool early;        /* it came by lane shm, before its message */
     uint64_t retry_ns; /* when to try it again */
     gq_status end;     /* why this process has to end; GQ_OK: it has not */
     gq_error reason;
@@ -185,7 +186,23 @@ take (server *self)
     zmq_msg_close (&self->hand);
     self->holding = false;
     self->retry_ns = 0;
-    gq_taken_add (&self->taken);
+    if (!self->early)
+        gq_taken_add (&self->taken); /* of those that come through the broker */
+}
+
+/* The descriptor of a gradient that lies ready already, while it is still in the queue.  Only when
+ * nothing else is here: who goes through sockets comes first. */
+static bool
+receive_early (server *self)
+{
+    uint8_t header[GQ_FRAME_HEADER_BYTES];
+    if (self->core.lanes == NULL || !gq_lanes_ready (self->core.lanes, &self->core.ledger, header))
+        return false;
+    if (zmq_msg_init_size (&self->hand, sizeof header) != 0)
+        return false;
+    memcpy (zmq_msg_data (&self->hand), header, sizeof header);
+    self->early = self->holding = true;
+    return true;
 }
 
 /* One frame, if one is here and can be taken. */
@@ -196,6 +213,7 @@ take_one (server *self)
     if (self->end != GQ_OK || (self->holding && gq_now_ns () < self->retry_ns))
         return false;
     if (!self->holding) {
+        self->early = false;
         zmq_msg_init (&self->hand);
         self->holding = zmq_msg_recv (&self->hand, socket, ZMQ_DONTWAIT) >= 0;
         if (self->holding && !gq_socket_whole (socket)) {
@@ -204,7 +222,8 @@ take_one (server *self)
         }
         if (!self->holding) {
             zmq_msg_close (&self->hand);
-            return false;
+            if (!receive_early (self))
+                return false;
         }
         if (gq_taken_mark (&self->taken, zmq_msg_data (&self->hand), zmq_msg_size (&self->hand))) {
             zmq_msg_close (&self->hand);
@@ -363,16 +382,39 @@ handle_signal (server *self)
     return number != SIGINT && number != SIGTERM;
 }
 
+/* How long to sleep, at most, when actors of this host know that we do and ring. */
+static long
+fall_asleep (server *self)
+{
+    const long timeout_ms = wait_ms (self, gq_now_ns ());
+    if (timeout_ms == 0 || self->core.lanes == NULL)
+        return timeout_ms;
+    gq_board_set_idle (gq_lanes_board (self->core.lanes), true);
+    /* Who was ready before has not rung. */
+    if (!take_one (self))
+        return timeout_ms;
+    publish (self);
+    return 0;
+}
+
 static void
 loop (server *self)
 {
     for (bool more = true; more && self->end == GQ_OK;) {
+        const long timeout_ms = fall_asleep (self);
+        const gq_lanes *lanes = self->core.lanes;
+        const int bell = lanes != NULL ? gq_lanes_bell (lanes) : -1;
         zmq_pollitem_t items[] = {
             {.socket = zsock_resolve (self->gradients), .events = self->holding ? 0 : ZMQ_POLLIN},
             {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
             {.socket = zsock_resolve (self->weights), .events = ZMQ_POLLIN},
-            {.fd = self->signal_fd, .events = ZMQ_POLLIN}};
-        zmq_poll (items, 4, wait_ms (self, gq_now_ns ()));
+            {.fd = self->signal_fd, .events = ZMQ_POLLIN},
+            {.fd = bell, .events = ZMQ_POLLIN}};
+        zmq_poll (items, bell >= 0 ? 5 : 4, timeout_ms);
+        if (lanes != NULL)
+            gq_board_set_idle (gq_lanes_board (self->core.lanes), false);
+        if (items[4].revents)
+            gq_lanes_silence (lanes);
         if (items[1].revents)
             serve_control (self);
         if (items[2].revents)

@@ -22,6 +22,7 @@ typedef struct header {
     uint64_t blocks_at;   /* offset of the first */
     _Alignas(64) atomic_uint shown;
     _Alignas(64) atomic_ullong versions[GQ_BOARD_BLOCKS]; /* of what the block holds */
+    _Alignas(64) atomic_uint idle; /* 1: the optimizer sleeps, or is about to */
 } header;
 
 struct gq_board {
@@ -105,6 +106,18 @@ uint32_t
 gq_board_shown (const gq_board *self)
 {
     return atomic_load (&self->header->shown);
+}
+
+void
+gq_board_set_idle (gq_board *self, bool idle)
+{
+    atomic_store (&self->header->idle, idle ? 1 : 0);
+}
+
+bool
+gq_board_idle (const gq_board *self)
+{
+    return atomic_load (&self->header->idle) != 0;
 }
 
 /* Is it the board that we are to read?  Sizes are checked against the file, not believed. */

@@ -64,6 +64,10 @@ int gq_board_fd (const gq_board *board);
 GQ_CHECK gq_status gq_board_open (gq_board **board_p, const char *path,
                                   const gq_board_config *config, gq_error *error);
 
+/* The optimizer is about to sleep, or is awake; and does it sleep? */
+void gq_board_set_idle (gq_board *board, bool idle);
+bool gq_board_idle (const gq_board *board);
+
 /* The version that is shown now, without leasing it; false: none is. */
 bool gq_board_peek (const gq_board *board, uint64_t *version);
 

@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client_internal.h"
 #include "stats.h"
@@ -155,6 +156,8 @@ free_client (gq_client **client_p)
         client->lane->ops->close (&client->lane);
     gq_client_close_parked (client);
     gq_board_close (&client->board);
+    if (client->rope >= 0)
+        close (client->rope);
     forget_sent (client);
     zmq_msg_close (&client->frame);
     zmq_msg_close (&client->arrived);
@@ -207,6 +210,7 @@ gq_client_open (gq_client **client_p, const gq_client_config *config, gq_error *
     if (client == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     client->config = *config;
+    client->rope = -1;
     client->encoding = config->encoding != NULL && strcmp (config->encoding, "bf16") == 0
                            ? GQ_ENCODING_BF16
                            : GQ_ENCODING_F32;
@@ -305,6 +309,7 @@ send_gradient (gq_client *client, uint32_t samples, uint64_t *sequence)
     if (status != GQ_OK)
         return status;
     client->building = NULL;
+    gq_client_wake_optimizer (client);
     uint64_t now_ns = gq_now_ns ();
     if (gq_window_count (&client->window) == 0)
         client->progress_ns = now_ns;

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <zmq.h>
 
+#include "bell.h"
 #include "board.h"
 #include "control.h"
 #include "endpoint.h"
@@ -55,13 +56,15 @@ struct gq_client {
 
     /* how gradients travel, and what shared memory tells (client_lane.c) */
     gq_lane *lane;
-    gq_lane *parked;      /* earlier ones, in which the caller may still build a vector */
-    gq_lane *building;    /* the one in which he does; NULL: he has reserved none */
-    gq_error lane_reason; /* why the lane is inline */
-    gq_lane_words *words; /* of the lane file; NULL: the lane is inline */
-    gq_board *board;      /* NULL: none yet */
-    uint32_t board_term;  /* of it */
-    uint32_t shown_term;  /* newest version that could be had, on any lane */
+    gq_lane *parked;        /* earlier ones, in which the caller may still build a vector */
+    gq_lane *building;      /* the one in which he does; NULL: he has reserved none */
+    gq_error lane_reason;   /* why the lane is inline */
+    gq_lane_words *words;   /* of the lane file; NULL: the lane is inline */
+    gq_board *board;        /* NULL: none yet */
+    uint32_t board_term;    /* of it */
+    gq_bell_name bell_name; /* of the optimizer that shows it */
+    int rope;               /* to wake that, -1: none */
+    uint32_t shown_term;    /* newest version that could be had, on any lane */
     uint64_t shown_version;
     uint64_t boardless_ns; /* since when the board cannot be opened, 0: it can */
     char board_path[PATH_MAX];
@@ -170,6 +173,10 @@ void gq_client_close_parked (gq_client *client);
 void gq_client_take_weights (gq_client *client);
 /* Copy it out of the board, whose block is free then: before the board or the lane changes. */
 void gq_client_keep_weights (gq_client *client);
+
+/* A gradient lies in its slot, and its descriptor is on its way: the optimizer need not wait for
+ * that, if it sleeps. */
+void gq_client_wake_optimizer (gq_client *client);
 
 /* What the lane file and the board tell; false: nothing new.  No system call.  The lane is shm. */
 bool gq_client_lane_news (gq_client *client);

@@ -72,6 +72,9 @@ open_board (gq_client *client, gq_error *error)
     client->board = board;
     client->board_term = term;
     client->boardless_ns = 0;
+    client->bell_name = gq_bell_name_of (gq_board_fd (board));
+    if (client->rope < 0)
+        client->rope = gq_bell_rope ();
     return GQ_OK;
 }
 
@@ -208,6 +211,14 @@ gq_client_keep_weights (gq_client *client)
                            (size_t)client->layout.element_count * sizeof *client->data);
     client->leased = false;
     atomic_store (&client->words->lease, GQ_LEASE_NONE);
+}
+
+void
+gq_client_wake_optimizer (gq_client *client)
+{
+    if (client->words != NULL && client->board != NULL && client->rope >= 0 &&
+        gq_board_idle (client->board))
+        gq_bell_ring (client->rope, client->bell_name);
 }
 
 bool

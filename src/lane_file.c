@@ -14,13 +14,17 @@
 /* A reader that meets a writer at work looks again; one that died at it is not waited for. */
 #define READS_MAX 1000
 
-_Static_assert(sizeof (gq_lane_words) <= GQ_SHM_PAGE, "the words have a page");
+#define WORDS_BYTES ((size_t)3 * GQ_SHM_PAGE)
+
+_Static_assert(sizeof (gq_lane_words) <= WORDS_BYTES, "the words have pages of their own");
 /* docs/PROTOCOL.md has these. */
 _Static_assert(offsetof (gq_lane_words, slot_bytes) == 48 && offsetof (gq_lane_words, bell) == 64 &&
                    offsetof (gq_lane_words, ack) == 88 &&
                    offsetof (gq_lane_words, may_hold) == 144 &&
                    offsetof (gq_lane_words, attached) == 192 &&
-                   offsetof (gq_lane_words, holds) == 208,
+                   offsetof (gq_lane_words, holds) == 208 &&
+                   offsetof (gq_lane_words, ready) == 728 &&
+                   offsetof (gq_lane_words, headers) == 1248,
                "the layout is part of the protocol");
 
 static uint64_t
@@ -32,7 +36,7 @@ slot_bytes (uint64_t count)
 static size_t
 file_bytes (uint64_t count, uint32_t slot_count)
 {
-    return (size_t)(GQ_SHM_PAGE + slot_count * slot_bytes (count));
+    return (size_t)(WORDS_BYTES + slot_count * slot_bytes (count));
 }
 
 bool
@@ -109,7 +113,7 @@ gq_lane_file_words (const gq_shm *shm)
 float *
 gq_lane_file_slot (const gq_shm *shm, uint64_t count, uint32_t index)
 {
-    return (float *)(void *)(shm->bytes + GQ_SHM_PAGE + index * slot_bytes (count));
+    return (float *)(void *)(shm->bytes + WORDS_BYTES + index * slot_bytes (count));
 }
 
 /* A sequence lock whose payload is atomic words: sequentially consistent, for it is seven of them

@@ -58,6 +58,10 @@ typedef struct gq_lane_words {
     /* The sequence number of the gradient in each slot, 0 while it is being built: a descriptor
      * that comes late, of a slot that has been used anew, shows. */
     atomic_ullong holds[GQ_WINDOW_MAX + 1];
+    /* The same once its descriptor was sent, which is in `headers` as well: an optimizer that has
+     * nothing else to do need not wait for the message. */
+    atomic_ullong ready[GQ_WINDOW_MAX + 1];
+    uint8_t headers[GQ_WINDOW_MAX + 1][GQ_FRAME_HEADER_BYTES];
 } gq_lane_words;
 
 /* "DIR/actor-ID-EPOCH"; false: too long. */

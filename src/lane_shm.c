@@ -32,6 +32,7 @@ shm_reserve (gq_lane *base)
     if (lane->reserved == NO_SLOT)
         return NULL;
     lane->used[lane->reserved] = true;
+    atomic_store (&gq_lane_file_words (&lane->file)->ready[lane->reserved], 0);
     atomic_store (&gq_lane_file_words (&lane->file)->holds[lane->reserved], 0);
     return gq_lane_file_slot (&lane->file, base->count, lane->reserved);
 }
@@ -55,12 +56,15 @@ shm_send (gq_lane *base, void *socket, gq_frame *frame, zmq_msg_t *sent)
         gq_all_finite (gq_lane_file_slot (&lane->file, base->count, lane->reserved), base->count);
     gq_frame_encode (frame, NULL, zmq_msg_data (&message));
     zmq_msg_init (&copy);
-    atomic_store (&gq_lane_file_words (&lane->file)->holds[lane->reserved], frame->sequence);
+    gq_lane_words *words = gq_lane_file_words (&lane->file);
+    memcpy (words->headers[lane->reserved], zmq_msg_data (&message), GQ_FRAME_HEADER_BYTES);
+    atomic_store (&words->holds[lane->reserved], frame->sequence);
     if (zmq_msg_copy (&copy, &message) != 0 || zmq_msg_send (&message, socket, ZMQ_DONTWAIT) < 0) {
         zmq_msg_close (&copy);
         zmq_msg_close (&message);
         return GQ_AGAIN;
     }
+    atomic_store (&words->ready[lane->reserved], frame->sequence);
     lane->reserved = NO_SLOT;
     zmq_msg_init (sent);
     zmq_msg_move (sent, &copy);

@@ -5,6 +5,8 @@
  */
 #include "client_testing.h"
 
+#include <poll.h>
+
 TestSuite (client_lane, .timeout = 60);
 
 static gq_ledger ledger;
@@ -150,6 +152,26 @@ Test (client_lane, weights_are_copied_by_whom_may_not_hold_them, .init = begin_s
     cr_assert_eq (taken.version, FAKE_VERSION + 1);
     cr_assert_eq (taken.data[FAKE_COUNT - 1], 3);
     cr_assert_eq (gq_lanes_leased (fake.lanes), 0);
+}
+
+Test (client_lane, a_sleeping_optimizer_is_woken_and_finds_the_gradient, .init = begin_shm,
+      .fini = end_shm)
+{
+    struct pollfd bell = {.fd = gq_lanes_bell (fake.lanes), .events = POLLIN};
+    uint8_t header[GQ_FRAME_HEADER_BYTES];
+    gq_frame frame;
+    gq_ledger_grant (&ledger, FAKE_ACTOR, FAKE_EPOCH, (const uint8_t[GQ_NONCE_BYTES]){1});
+    cr_assert_eq (push (1), GQ_OK);
+    cr_assert_eq (poll (&bell, 1, 0), 0, "it is awake");
+    gq_board_set_idle (gq_lanes_board (fake.lanes), true);
+    cr_assert_eq (push (2), GQ_OK);
+    cr_assert_eq (poll (&bell, 1, 0), 1);
+    for (uint64_t sequence = 1; sequence <= 2; sequence++) {
+        cr_assert (gq_lanes_ready (fake.lanes, &ledger, header));
+        cr_assert_eq (gq_frame_decode (header, sizeof header, &frame), GQ_OK);
+        cr_assert_eq (frame.sequence, sequence);
+        cr_assert_not_null (gq_lanes_vector (fake.lanes, &frame));
+    }
 }
 
 Test (client_lane, a_board_that_cannot_be_opened_leads_to_inline, .init = begin_shm,

@@ -3,6 +3,9 @@
  */
 #include "support.h"
 
+#include <poll.h>
+
+#include "bell.h"
 #include "lane.h"
 #include "optimizer/buffers.h"
 #include "optimizer/lanes.h"
@@ -123,6 +126,88 @@ Test (lanes, a_vector_is_found_only_under_its_own_number, .init = setup, .fini =
     actor.lane->ops->close (&actor.lane);
 }
 
+/* What an actor's client writes when it has sent a descriptor. */
+static void
+make_ready (const peer *actor, const gq_frame *frame)
+{
+    gq_frame_encode (frame, NULL, actor->words->headers[frame->slot]);
+    atomic_store (&actor->words->holds[frame->slot], frame->sequence);
+    atomic_store (&actor->words->ready[frame->slot], frame->sequence);
+}
+
+static bool
+is_ready (uint64_t sequence)
+{
+    uint8_t header[GQ_FRAME_HEADER_BYTES];
+    gq_frame frame;
+    if (!gq_lanes_ready (lanes, &ledger, header))
+        return false;
+    cr_assert_eq (gq_frame_decode (header, sizeof header, &frame), GQ_OK);
+    cr_assert_eq (frame.sequence, sequence);
+    return true;
+}
+
+Test (lanes, what_lies_ready_is_found_once_and_in_order, .init = setup, .fini = teardown)
+{
+    peer actor = grant_and_attach (3);
+    gq_ledger_grant (&ledger, 1, 3, (const uint8_t[GQ_NONCE_BYTES]){1});
+    cr_assert (!is_ready (0));
+    const gq_frame first = descriptor (3, 2, 1);
+    const gq_frame second = descriptor (3, 0, 2);
+    make_ready (&actor, &second);
+    make_ready (&actor, &first);
+    cr_assert (is_ready (1));
+    cr_assert (is_ready (2));
+    cr_assert (!is_ready (0), "each once, though the ledger has not entered them");
+    cr_assert (gq_lanes_announced (lanes, &first), "its descriptor comes later");
+    cr_assert (!gq_lanes_announced (lanes, &first), "and if it comes again it is a duplicate");
+    gq_ledger_enter (&ledger, 1, 1);
+    gq_ledger_enter (&ledger, 1, 2);
+    const gq_frame third = descriptor (3, 1, 2);
+    make_ready (&actor, &third);
+    cr_assert (!is_ready (0), "what the ledger has is not new");
+    actor.lane->ops->close (&actor.lane);
+}
+
+Test (lanes, a_header_that_says_something_else_than_its_words_is_not_believed, .init = setup,
+      .fini = teardown)
+{
+    peer actor = grant_and_attach (3);
+    gq_ledger_grant (&ledger, 1, 3, (const uint8_t[GQ_NONCE_BYTES]){1});
+    gq_frame stranger = descriptor (3, 0, 1);
+    stranger.actor = 0;
+    const gq_frame lies[] = {descriptor (2, 0, 1), descriptor (3, 0, 2), stranger};
+    uint64_t sequence = 0;
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        make_ready (&actor, &lies[i]);
+        atomic_store (&actor.words->ready[0], ++sequence);
+        if (lies[i].sequence != sequence || i > 1)
+            cr_expect (!is_ready (0), "%zu", i);
+    }
+    memset (actor.words->headers[1], 0xa5, GQ_FRAME_HEADER_BYTES);
+    atomic_store (&actor.words->ready[1], 9);
+    cr_expect (!is_ready (0));
+    actor.lane->ops->close (&actor.lane);
+}
+
+Test (lanes, the_bell_is_heard_until_it_is_silenced, .init = setup, .fini = teardown)
+{
+    const gq_bell_name name = gq_bell_name_of (gq_board_fd (gq_lanes_board (lanes)));
+    const gq_bell_name other = {.device = name.device, .inode = ~name.inode};
+    struct pollfd bell = {.fd = gq_lanes_bell (lanes), .events = POLLIN};
+    const int rope = gq_bell_rope ();
+    cr_assert_geq (bell.fd, 0);
+    cr_assert_eq (gq_bell_open (name), -1, "it is one optimizer's");
+    gq_bell_ring (rope, other);
+    cr_assert_eq (poll (&bell, 1, 0), 0);
+    for (int i = 0; i < 1000; i++) /* more than are kept: none waits, none ends us */
+        gq_bell_ring (rope, name);
+    cr_assert_eq (poll (&bell, 1, 0), 1);
+    gq_lanes_silence (lanes);
+    cr_assert_eq (poll (&bell, 1, 0), 0);
+    close (rope);
+}
+
 Test (lanes, acknowledgements_reach_who_reads_them, .init = setup, .fini = teardown)
 {
     gq_error error;
@@ -228,10 +313,23 @@ Test (lanes, while_all_blocks_are_leased_steps_go_on_and_nothing_newer_is_shown,
         actors[i] = grant_and_attach (3 + i);
         atomic_store (&actors[i].words->lease, i + 1);
     }
+    zmq_msg_t lent[2];
+    size_t lent_count = 0;
     for (int version = 8; version < 30; version++) {
+        zmq_msg_t message;
+        const gq_frame frame = support_frame (GQ_KIND_WEIGHTS, 5, COUNT);
         step (buffers, (float)version);
         cr_assert_not (gq_buffers_show (buffers, (uint64_t)version));
+        if (gq_buffers_lend (buffers, &frame, &message) != GQ_OK)
+            continue;
+        cr_assert_lt (lent_count, 2, "more would leave none for a step");
+        zmq_msg_init (&lent[lent_count]);
+        zmq_msg_move (&lent[lent_count++], &message);
+        zmq_msg_close (&message);
     }
+    cr_assert_eq (lent_count, 2);
+    for (size_t i = 0; i < lent_count; i++)
+        zmq_msg_close (&lent[i]);
     cr_assert_eq (gq_board_shown (gq_lanes_board (lanes)), shown);
     for (uint32_t i = 0; i < GQ_BOARD_BLOCKS; i++)
         cr_assert_eq (block (i)[0], (float)(100 + i), "block %u is leased and was written", i);

@@ -116,15 +116,18 @@ def test_a_network_that_drops_doubles_swaps_and_resets_loses_and_doubles_nothing
     one.rage()
     examined(one)
     one.end()
-    # "lost": no copy had come through when it was dropped.  "resent": it came again.
-    wanted = ("drop", "duplicate", "reorder", "lost", "resent")
+    # "lost": no copy had come through when it was dropped.  "resent": it came again, where that is
+    # needed: on lane shm the optimizer finds it by itself.
+    wanted = ("drop", "duplicate", "reorder", "lost", *(("resent",) if lane == "inline" else ()))
     assert not one.wrong and all(one.counts["relay " + each] > 0 for each in wanted), one.counts
 
 
-@LANES
-@pytest.mark.parametrize("point", list(CRASHES))
+@pytest.mark.parametrize(("point", "lane"), [(point, lane) for point in CRASHES
+                                             for lane in ("inline", "auto")
+                                             if lane == "auto" or "commit" not in point])
 def test_death_at_a_named_point_loses_and_doubles_nothing(chaos, point, lane):
-    one = chaos(fsync="never", lane=lane)
+    # The state is committed only where it outlives the process: with the defaults.
+    one = chaos(fsync="never", lane=lane, journal="recycle" if lane == "auto" else "keep")
     for _ in range(20):
         one.crash(point)
         if one.counts["crash " + point] > 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from conftest import SLOW, wait_for
+from conftest import BUILD, SLOW, wait_for
 from peer import RAW, done, encode, events, kill, opened
 from peer import service, tcp_service  # noqa: F401
 
@@ -151,6 +151,26 @@ def test_killed_broker_costs_nothing(service):
     for i in range(2):
         gets_on(service, i)
     ends_well(service, clients)
+
+
+def test_gradients_that_lie_ready_are_taken_while_their_descriptors_wait(service, run_dir):
+    service.up(*AUTO)
+    log = run_dir / "log.ack"
+    client = service.start(BUILD / "tests/chaos_client", service.address, 0, 1, run_dir / "log",
+                           "half=500", "odd=0", "pause_us=0", "window=2")
+
+    def acknowledged() -> int:
+        return len(log.read_text().splitlines()) if log.exists() else 0
+    wait_for(lambda: acknowledged() > 20, 20, "acknowledgements")
+    service.broker.signal(signal.SIGSTOP)
+    # What was behind the broker by then: a window, at most.
+    before = acknowledged() + 2
+    wait_for(lambda: acknowledged() > before + 20, 20, "acknowledgements past a stopped broker")
+    service.broker.signal(signal.SIGCONT)
+    client.signal(signal.SIGTERM)
+    assert client.wait(60) == 0, client.report()
+    assert service.last_applied() == acknowledged(), "each once"
+    assert service.stats()["optimizer"]["duplicates"] == 0
 
 
 def test_killed_actor_leaves_nothing_behind_and_holds_up_nobody(service):
