@@ -57,14 +57,15 @@ const char *gq_lanes_grant (gq_lanes *lanes, uint32_t actor, uint32_t epoch, uin
 const float *gq_lanes_vector (const gq_lanes *lanes, const gq_frame *frame);
 
 /*
- * A gradient that `ledger` has not seen lies ready in some actor's slot: its descriptor, which is on
- * its way through the queue as well.  Of all actors in turn, each at most once.  false: there is none.
+ * A gradient that `ledger` has not seen lies ready in some actor's slot: its descriptor, which is
+ * on its way through the queue as well.  Of all actors in turn, each at most once.  false: there is
+ * none.
  */
 bool gq_lanes_ready (gq_lanes *lanes, const gq_ledger *ledger,
                      uint8_t header[GQ_FRAME_HEADER_BYTES]);
 /* Is this the descriptor of one that gq_lanes_ready gave?  Then it is no duplicate, this once. */
 bool gq_lanes_announced (gq_lanes *lanes, const gq_frame *frame);
-/* A descriptor that is readable after an actor has rung (bell.h), -1: none; and forget the rings. */
+/* Readable after an actor has rung (bell.h), -1: there is none; and forget the rings. */
 int gq_lanes_bell (const gq_lanes *lanes);
 void gq_lanes_silence (const gq_lanes *lanes);
 

@@ -14,11 +14,12 @@
 
 #include "core.h"
 #include "crash.h"
-#include "endpoint.h"
 #include "hello.h"
 #include "log.h"
+#include "outcome_log.h"
 #include "publish.h"
 #include "run.h"
+#include "server_sockets.h"
 #include "service.h"
 #include "socket.h"
 #include "stats.h"
@@ -45,10 +46,7 @@ typedef struct server {
     const gq_options *options;
     gq_run run;
     int signal_fd;
-    zsock_t *gradients; /* PULL */
-    zsock_t *weights;   /* XPUB */
-    zsock_t *control;   /* DEALER */
-    gq_endpoints endpoints;
+    gq_server_sockets sockets;
     gq_core core;
     gq_publisher publisher;
     gq_histogram apply_us;
@@ -57,10 +55,9 @@ typedef struct server {
     uint64_t checkpoint_ns; /* due */
     uint64_t checkpoint_interval_ns;
     uint64_t checkpoint_retry_ns; /* after one that failed: none before this */
-    uint64_t alone_ns;   /* last time that the broker took a report, or its absence was logged */
-    uint64_t step_ns;    /* last time that a gradient came or a step was made */
-    uint64_t refused_ns; /* last time that a refusal was logged */
-    uint64_t refused_unlogged;
+    uint64_t alone_ns; /* last time that the broker took a report, or its absence was logged */
+    uint64_t step_ns;  /* last time that a gradient came or a step was made */
+    gq_outcome_log log;
     zmq_msg_t hand; /* a gradient that the journal had no room for: nothing more is taken */
     bool holding;
     bool early;        /* it came by lane shm, before its message */
@@ -105,41 +102,6 @@ disk_failed (server *self)
              "acknowledged is lost; repair the disk and start with --resume");
 }
 
-/* A run whose every gradient is refused would fill the disk with the news: once a second is
- * enough, with the number of those between. */
-static void
-log_refusal (server *self, const gq_frame *frame, gq_status reason)
-{
-    if (self->refused_ns != 0 && self->step_ns - self->refused_ns < S_NS) {
-        self->refused_unlogged++;
-        return;
-    }
-    gq_log (GQ_LOG_WARNING, "refused", "actor", "u", (uint64_t)frame->actor, "epoch", "u",
-            (uint64_t)frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",
-            frame->version, "version", "u", self->core.version, "reason", "s",
-            gq_status_name (reason), "message", "s", gq_status_text (reason), "others_since", "u",
-            self->refused_unlogged, NULL);
-    self->refused_ns = self->step_ns;
-    self->refused_unlogged = 0;
-}
-
-static void
-log_outcome (server *self, gq_outcome outcome, const gq_frame *frame, gq_status reason)
-{
-    static const char *const names[] = {[GQ_OUTCOME_STEPPED] = "applied",
-                                        [GQ_OUTCOME_HELD] = "held",
-                                        [GQ_OUTCOME_IGNORED] = "ignored",
-                                        [GQ_OUTCOME_STARTED] = "started",
-                                        [GQ_OUTCOME_BLOCKED] = "blocked"};
-    if (outcome == GQ_OUTCOME_REFUSED)
-        log_refusal (self, frame, reason);
-    else if (gq_log_on (GQ_LOG_DEBUG))
-        gq_log (GQ_LOG_DEBUG, names[outcome], "actor", "u", (uint64_t)frame->actor, "epoch", "u",
-                (uint64_t)frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",
-                frame->version, "version", "u", self->core.version, "reason", "s",
-                gq_status_name (reason), NULL);
-}
-
 /* The journal had no room for the gradient in hand, or failed. */
 static void
 journal_blocked (server *self, gq_status reason)
@@ -174,7 +136,7 @@ take (server *self)
     gq_outcome outcome = gq_core_take (&self->core, zmq_msg_data (&self->hand),
                                        zmq_msg_size (&self->hand), &frame, &reason);
     self->step_ns = gq_now_ns ();
-    log_outcome (self, outcome, &frame, reason);
+    gq_outcome_log_add (&self->log, &self->core, outcome, &frame, reason, self->step_ns);
     if (outcome == GQ_OUTCOME_BLOCKED) {
         journal_blocked (self, reason);
         return;
@@ -209,7 +171,7 @@ receive_early (server *self)
 static bool
 take_one (server *self)
 {
-    void *socket = zsock_resolve (self->gradients);
+    void *socket = zsock_resolve (self->sockets.gradients);
     if (self->end != GQ_OK || (self->holding && gq_now_ns () < self->retry_ns))
         return false;
     if (!self->holding) {
@@ -241,7 +203,7 @@ take_gradients (server *self)
     uint64_t until_ns = gq_now_ns () + BATCH_NS;
     for (int i = 0; i < BATCH_MAX && take_one (self) && gq_now_ns () < until_ns; i++)
         continue;
-    gq_taken_report (&self->taken, zsock_resolve (self->control), gq_now_ns ());
+    gq_taken_report (&self->taken, zsock_resolve (self->sockets.control), gq_now_ns ());
 }
 
 /* Send and release.  false: no broker is connected, or it does not read. */
@@ -249,8 +211,8 @@ static bool
 send_json (server *self, json_t *object)
 {
     char *text = object == NULL ? NULL : json_dumps (object, JSON_COMPACT);
-    bool sent = text != NULL &&
-                gq_socket_send (zsock_resolve (self->control), text, strlen (text)) == GQ_OK;
+    bool sent = text != NULL && gq_socket_send (zsock_resolve (self->sockets.control), text,
+                                                strlen (text)) == GQ_OK;
     free (text);
     json_decref (object);
     return sent;
@@ -280,7 +242,7 @@ serve_message (server *self, const json_t *message)
 static void
 serve_control (server *self)
 {
-    void *socket = zsock_resolve (self->control);
+    void *socket = zsock_resolve (self->sockets.control);
     zmq_msg_t message;
     zmq_msg_init (&message);
     for (int i = 0; i < REQUESTS_MAX && zmq_msg_recv (&message, socket, ZMQ_DONTWAIT) >= 0; i++) {
@@ -315,7 +277,7 @@ warn_if_alone (server *self, bool sent, uint64_t now_ns)
         return;
     self->alone_ns = now_ns;
     gq_log (GQ_LOG_WARNING, "no broker answers; waiting for it", "address", "s",
-            self->endpoints.control, NULL);
+            self->sockets.endpoints.control, NULL);
 }
 
 static void
@@ -405,9 +367,10 @@ loop (server *self)
         const gq_lanes *lanes = self->core.lanes;
         const int bell = lanes != NULL ? gq_lanes_bell (lanes) : -1;
         zmq_pollitem_t items[] = {
-            {.socket = zsock_resolve (self->gradients), .events = self->holding ? 0 : ZMQ_POLLIN},
-            {.socket = zsock_resolve (self->control), .events = ZMQ_POLLIN},
-            {.socket = zsock_resolve (self->weights), .events = ZMQ_POLLIN},
+            {.socket = zsock_resolve (self->sockets.gradients),
+             .events = self->holding ? 0 : ZMQ_POLLIN},
+            {.socket = zsock_resolve (self->sockets.control), .events = ZMQ_POLLIN},
+            {.socket = zsock_resolve (self->sockets.weights), .events = ZMQ_POLLIN},
             {.fd = self->signal_fd, .events = ZMQ_POLLIN},
             {.fd = bell, .events = ZMQ_POLLIN}};
         zmq_poll (items, bell >= 0 ? 5 : 4, timeout_ms);
@@ -434,7 +397,7 @@ finish (server *self, gq_error *error)
     for (int i = 0; i < DRAIN_MAX && take_one (self); i++)
         continue;
     self->taken.due_ns = 0;
-    gq_taken_report (&self->taken, zsock_resolve (self->control), gq_now_ns ());
+    gq_taken_report (&self->taken, zsock_resolve (self->sockets.control), gq_now_ns ());
     self->publisher.interval_ns = 0;
     publish (self);
     gq_status status = self->end == GQ_OK ? write_checkpoint (self, error)
@@ -447,80 +410,37 @@ finish (server *self, gq_error *error)
     return status;
 }
 
-static zsock_t *
-connected (const gq_socket_options *options, const char *endpoint, gq_error *error)
-{
-    zsock_t *socket = zsock_new (options->type);
-    if (socket == NULL) {
-        gq_fail (error, GQ_MEMORY, "no socket: %s", zmq_strerror (errno));
-        return NULL;
-    }
-    gq_socket_set (zsock_resolve (socket), options);
-    if (zmq_connect (zsock_resolve (socket), endpoint) != 0) {
-        gq_fail (error, GQ_INVALID, "cannot connect to %s: %s", endpoint, zmq_strerror (errno));
-        zsock_destroy (&socket);
-    }
-    return socket;
-}
-
-static gq_status
-open_sockets (server *self, gq_error *error)
-{
-    int64_t frame_max = (int64_t)(GQ_FRAME_HEADER_BYTES + GQ_PARAMETERS_MAX * sizeof (float));
-    const gq_socket_options gradients = {.type = ZMQ_PULL,
-                                         .send_hwm = 1,
-                                         .receive_hwm = 1,
-                                         .buffer_bytes = 64 * 1024,
-                                         .message_bytes_max = frame_max};
-    /* Versions on their way are bounded by the buffers; this bounds acknowledgements. */
-    const gq_socket_options weights = {.type = ZMQ_XPUB,
-                                       .send_hwm = 1024,
-                                       .receive_hwm = 16,
-                                       .message_bytes_max = GQ_SUBSCRIPTION_BYTES_MAX,
-                                       .linger_ms = 200};
-    const gq_socket_options control = {.type = ZMQ_DEALER,
-                                       .send_hwm = 1024,
-                                       .receive_hwm = 64,
-                                       .message_bytes_max = GQ_CONTROL_BYTES_MAX,
-                                       .linger_ms = 200};
-    self->control = connected (&control, self->endpoints.control, error);
-    self->weights = connected (&weights, self->endpoints.weights_in, error);
-    self->gradients = connected (&gradients, self->endpoints.gradients_out, error);
-    bool all = self->control != NULL && self->weights != NULL && self->gradients != NULL;
-    if (all)
-        self->publisher.socket = zsock_resolve (self->weights);
-    return all ? GQ_OK : GQ_IO;
-}
-
 static gq_status
 start (server *self, gq_error *error)
 {
     const gq_options *options = self->options;
-    gq_status status =
-        gq_endpoints_derive (&self->endpoints, gq_options_text (options, "address"), error);
     self->publisher.interval_ns =
         (uint64_t)(gq_options_number (options, "publish-interval-ms") * MS_NS);
     self->checkpoint_interval_ns =
         (uint64_t)(gq_options_number (options, "checkpoint-interval-s") * S_NS);
+    gq_status status =
+        gq_endpoints_derive (&self->sockets.endpoints, gq_options_text (options, "address"), error);
     if (status == GQ_OK)
         status = gq_run_open (&self->run, &self->core, options, error);
     if (status == GQ_OK)
-        status = open_sockets (self, error);
+        status = gq_server_sockets_open (&self->sockets, error);
     if (status != GQ_OK)
         return status;
-    if (strcmp (gq_options_text (options, "lane"), "inline") != 0)
+    self->publisher.socket = zsock_resolve (self->sockets.weights);
+    const bool shares = strcmp (gq_options_text (options, "lane"), "inline") != 0;
+    if (shares)
         self->core.lane_directory = self->run.lane_directory;
-    else
-        gq_lanes_sweep (self->run.lane_directory);
     self->alone_ns = gq_now_ns ();
-    gq_log (GQ_LOG_INFO, "ready", "address", "s", self->endpoints.control, "optimizer", "s",
+    gq_log (GQ_LOG_INFO, "ready", "address", "s", self->sockets.endpoints.control, "optimizer", "s",
             gq_rule_plugin (self->core.rule)->name, "cpu", "s", gq_rule_cpu (self->core.rule),
             "term", "u", (uint64_t)self->core.term, "version", "u", self->core.version, NULL);
     /* Of weights or a rule that begin here, or of what lay in shared memory, which is used anew
      * after this; a life that cannot keep them takes no gradient. */
     status = write_checkpoint (self, error);
-    if (status == GQ_OK)
+    if (status == GQ_OK && shares)
         gq_core_share (&self->core);
+    else if (status == GQ_OK)
+        gq_lanes_sweep (self->run.lane_directory);
     return status;
 }
 
@@ -529,9 +449,7 @@ stop (server *self)
 {
     if (self->holding)
         zmq_msg_close (&self->hand);
-    zsock_destroy (&self->gradients);
-    zsock_destroy (&self->control);
-    zsock_destroy (&self->weights);
+    gq_server_sockets_close (&self->sockets);
     zsys_shutdown (); /* ends ZeroMQ's threads: after it, no buffer is lent any more */
     gq_core_clear (&self->core);
     gq_run_close (&self->run);

@@ -1,6 +1,6 @@
 /*
- * Bell: an actor of this host wakes the optimizer that sleeps.  Beside step 3 of a gradient's path on
- * lane shm.
+ * Bell: an actor of this host wakes the optimizer that sleeps.  Beside step 3 of a gradient's path
+ * on lane shm.
  *
  * A datagram socket whose name, in no directory, is the board's device and inode: nothing is left
  * behind.  It carries nothing and promises nothing: the descriptor comes through the queue in any

@@ -147,8 +147,8 @@ GQ_CHECK gq_status gq_bench_loop_rate (gq_bench_loop *figures, const gq_bench_po
 /* Is there memory for the point?  GQ_OK; GQ_INVALID with both numbers. */
 GQ_CHECK gq_status gq_bench_memory (const gq_bench_point *point, gq_error *error);
 
-/* Elements of what a gradient is made of, over and over: 16 KiB, which stay in the first-level cache,
- * so that making one writes it and reads nothing else. */
+/* Elements of what a gradient is made of, over and over: 16 KiB, which stay in the first-level
+ * cache, so that making one writes it and reads nothing else. */
 #define GQ_BENCH_PIECE 4096
 
 /* to[count] = piece[GQ_BENCH_PIECE], over and over. */
