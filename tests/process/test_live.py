@@ -136,3 +136,24 @@ def test_without_its_state_it_says_what_is_lost_and_cut_goes_back(service, run_d
     assert f"version {saved} weights" in service.replay()
     service.start_optimizer("--resume", *WORDS)
     assert service.stats()["optimizer"]["version"] == saved
+
+
+@pytest.mark.parametrize("lane", ["auto", "inline"])
+def test_a_start_that_dies_before_its_checkpoint_leaves_the_state_where_it_was(
+        service, run_dir, lane):
+    service.up(*WORDS)
+    client = service.start(BUILD / "tests/chaos_client", service.address, 0, SEED,
+                           run_dir / "log0", f"half={HALF}", "odd=0", "pause_us=1000")
+    service.until(lambda s: (s["optimizer"]["version"] or 0) > 20, "20 steps")
+    kill(service.optimizer)
+    kill(client)
+    reached = [line for line in service.replay().splitlines() if line.startswith("version ")]
+    words = (*WORDS[:-4], "--lane", lane, *WORDS[-2:])
+    dead = service.start_optimizer("--resume", *words, wait=False,
+                                   env={"GRADQ_TEST_CRASH": "checkpointing:1"})
+    assert dead.wait() == -signal.SIGKILL, dead.report()
+    assert [line for line in service.replay().splitlines()
+            if line.startswith("version ")] == reached
+    service.start_optimizer("--resume", *words)
+    version = int(reached[0].split()[1])
+    assert version > 20 and checkpoints(service.run)[-1] == version
