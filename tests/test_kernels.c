@@ -372,6 +372,29 @@ Test (kernels, momentum_buffer_is_not_touched_when_momentum_is_0)
 
 /* ---- reductions ---- */
 
+Test (kernels, copy_finite_copies_all_but_what_is_not_finite)
+{
+    static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
+    float *raw;
+    for (size_t n = 0; n <= 600; n++) {
+        float *x = vector (&raw, n, 1);
+        float copy[600];
+        for (size_t i = 0; i < n; i++)
+            x[i] = i % 3 == 0 ? -0.0f : i % 3 == 1 ? FLT_MAX : -1e-45f;
+        cr_assert (gq_copy_finite (copy, x, n), "n %zu", n);
+        cr_assert (n == 0 || memcmp (copy, x, n * sizeof *x) == 0, "n %zu", n);
+        for (size_t i = 0; i < n; i += 1 + n / 40) {
+            float good = x[i];
+            x[i] = bad[i % 4];
+            cr_assert (!gq_copy_finite (copy, x, n), "n %zu, element %zu", n, i);
+            cr_assert (copy[i] == 0 && !signbit (copy[i]));
+            x[i] = copy[i] = good;
+            cr_assert (memcmp (copy, x, n * sizeof *x) == 0, "n %zu, element %zu", n, i);
+        }
+        free (raw);
+    }
+}
+
 Test (kernels, all_finite_sees_a_single_bad_element_anywhere)
 {
     static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from conftest import BUILD, SLOW, wait_for
-from peer import RAW, done, encode, events, kill, opened
+from peer import RAW, checkpoint, checkpoints, done, encode, events, kill, opened
 from peer import service, tcp_service  # noqa: F401
 
 SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
@@ -209,25 +209,30 @@ def test_stopped_and_meddling_actors_hold_up_nobody(service):
     assert counts[-1]["versions"] > 50, counts[-1]
 
 
-def test_a_slot_that_changes_on_its_way_does_not_harm_the_journal(service):
-    """An actor's bug: it goes on writing.  What is journaled is what was applied, all the same."""
-    service.up(*AUTO, "--checkpoint-interval-s", "0")
+@pytest.mark.parametrize("journal", ["recycle", "keep"])
+def test_a_slot_that_changes_on_its_way_harms_neither_journal_nor_weights(service, journal):
+    """An actor's bug: it goes on writing.  What is journaled is what was applied, all the same, and
+    what is not finite never reaches the weights."""
+    service.up(*AUTO, "--checkpoint-interval-s", "0", "--journal", journal)
     victim, other = (endless(service, i, lane=SHM, elements=100_000) for i in range(2))
     for i in range(2):
         gets_on(service, i, 20)
     path = next((service.run / "lane").glob("actor-0-*"))
     generator = numpy.random.default_rng(SEED)
     with open(path, "r+b") as file:
-        memory = numpy.frombuffer(mmap.mmap(file.fileno(), 0), "<f4")[1024:]
+        memory = numpy.frombuffer(mmap.mmap(file.fileno(), 0), "<f4")[3 * 1024:]
         for _ in range(300):
             at = generator.integers(0, memory.size - 5000)
             memory[at:at + 5000] = generator.random(5000, "f4")
+            memory[at + generator.integers(0, 5000)] = generator.choice([numpy.nan, -numpy.inf])
     gets_on(service, 1, 20)
     kill(victim)
     other.signal(signal.SIGTERM)
     assert done(other)["status"] == "closed"  # unequal elements are the scribbler's doing
     service.optimizer.stop()
     assert "version" in service.replay("--verify")
+    weights, _ = checkpoint(service.run, checkpoints(service.run)[-1])
+    assert all(numpy.isfinite(each).all() for each in weights.values())
 
 
 def test_without_room_for_a_board_all_go_inline_and_one_line_says_so(service, run_dir):
