@@ -142,7 +142,7 @@ gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_fr
         /* What is journaled and applied must be the same, even if its actor goes on writing. */
         if (core->journal != NULL && !core->journal->off && core->live == NULL)
             *vector = memcpy (core->aligned, slot, (size_t)frame->payload_bytes);
-        if (frame->finite)
+        else if (frame->finite)
             return GQ_OK; /* its actor's word; the step looks again, at each element it takes */
     } else {
         if (frame->encoding == GQ_ENCODING_F32) {

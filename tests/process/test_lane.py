@@ -231,6 +231,7 @@ def test_a_slot_that_changes_on_its_way_harms_neither_journal_nor_weights(servic
     assert done(other)["status"] == "closed"  # unequal elements are the scribbler's doing
     service.optimizer.stop()
     assert "version" in service.replay("--verify")
+    assert not events(service.optimizer.stderr, "checkpoint failed")  # as it does with NaN
     weights, _ = checkpoint(service.run, checkpoints(service.run)[-1])
     assert all(numpy.isfinite(each).all() for each in weights.values())
 
