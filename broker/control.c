@@ -218,7 +218,9 @@ take_taken (gq_broker_control *self, const json_t *request)
     uint8_t report[GQ_TAKEN_BYTES];
     const char *mark = json_string_value (json_object_get (request, "mark"));
     const uint64_t count = (uint64_t)json_integer_value (json_object_get (request, "count"));
+    const uint64_t early = (uint64_t)json_integer_value (json_object_get (request, "early"));
     memcpy (report + GQ_MARK_BYTES, &count, sizeof count);
+    memcpy (report + GQ_MARK_BYTES + sizeof count, &early, sizeof early);
     if (mark == NULL || !gq_hex_decode (mark, report, GQ_MARK_BYTES)) {
         self->malformed++;
         return;

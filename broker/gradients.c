@@ -67,7 +67,7 @@ open_gradients (gradient_thread *self, gq_gradients_config *config)
 static uint64_t
 depth (const gradient_thread *self)
 {
-    return gq_queue_count (self->queue).depth + gq_handed_waiting (&self->handed);
+    return gq_handed_depth (&self->handed, gq_queue_count (self->queue).depth);
 }
 
 static void

@@ -17,6 +17,13 @@ gq_handed_waiting (const gq_handed *handed)
 }
 
 uint64_t
+gq_handed_depth (const gq_handed *handed, uint64_t queued)
+{
+    const uint64_t frames = queued + gq_handed_waiting (handed);
+    return frames > handed->early ? frames - handed->early : 0;
+}
+
+uint64_t
 gq_handed_mark_ns (const gq_handed *handed, bool soon)
 {
     if (gq_handed_waiting (handed) == 0)
@@ -51,15 +58,17 @@ gq_handed_marked (gq_handed *handed, uint64_t now_ns)
 bool
 gq_handed_report (gq_handed *handed, const void *bytes, size_t size)
 {
-    uint64_t life, marked, since;
+    uint64_t life, marked, since, early;
     if (size != GQ_TAKEN_BYTES)
         return false;
     memcpy (&life, bytes, sizeof life);
     memcpy (&marked, (const uint8_t *)bytes + 8, sizeof marked);
     memcpy (&since, (const uint8_t *)bytes + GQ_MARK_BYTES, sizeof since);
+    memcpy (&early, (const uint8_t *)bytes + GQ_MARK_BYTES + sizeof since, sizeof early);
     if (life != handed->life || marked > handed->count || since > handed->count - marked)
         return false;
     handed->taken = marked + since;
+    handed->early = early;
     if (marked == handed->marked)
         handed->asked = false;
     return true;
@@ -70,8 +79,10 @@ gq_handed_peer (gq_handed *handed, bool more)
 {
     if (more)
         handed->peers++;
-    else if (handed->peers > 0 && --handed->peers == 0)
+    else if (handed->peers > 0 && --handed->peers == 0) {
         handed->taken = handed->count;
+        handed->early = 0;
+    }
     /* Whoever is connected now has not seen the last mark, or it was lost. */
     handed->mark_ns = 0;
 }

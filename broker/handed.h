@@ -22,14 +22,18 @@ typedef struct gq_handed {
     uint64_t life;    /* of this broker, random: marks of another one say nothing */
     uint64_t count;   /* gradients handed on so far */
     uint64_t taken;   /* of them, taken or lost */
+    uint64_t early;   /* taken whose frames have not come out yet, here or on the way (lane shm) */
     uint64_t marked;  /* count at the last mark */
     uint64_t mark_ns; /* of the last mark, 0: none */
     bool asked;       /* it is not answered yet */
     int peers;        /* connections on which gradients are handed on */
 } gq_handed;
 
-/* Gradients handed on that nobody has taken, as far as is known. */
+/* Frames handed on that have not come out, as far as is known. */
 uint64_t gq_handed_waiting (const gq_handed *handed);
+
+/* Gradients that nobody has taken, of those and `queued` ones that were not handed on yet. */
+uint64_t gq_handed_depth (const gq_handed *handed, uint64_t queued);
 
 /*
  * When the next mark is due, UINT64_MAX: none is.  `soon`: there is little room, so the count is

@@ -341,8 +341,9 @@ take_gradient (gq_core *core, const void *bytes, size_t size, const gq_frame *fr
 {
     const float *vector = NULL;
     *reason = gq_ledger_judge (&core->ledger, frame->actor, frame->epoch, frame->sequence);
-    if (*reason == GQ_AGAIN && frame->lane == GQ_LANE_SHM && core->lanes != NULL &&
-        gq_lanes_announced (core->lanes, frame))
+    const bool announced = frame->lane == GQ_LANE_SHM && core->lanes != NULL && !core->early &&
+                           gq_lanes_announced (core->lanes, frame);
+    if (*reason == GQ_AGAIN && announced)
         return GQ_OUTCOME_IGNORED;
     if (*reason != GQ_OK) {
         gq_ledger_discard (&core->ledger, frame->actor, *reason);

@@ -39,6 +39,7 @@ typedef struct gq_core {
     gq_layout layout;           /* tensor_count 0: none yet */
     gq_buffers *buffers;        /* NULL: no layout yet */
     gq_lanes *lanes;            /* shared memory with actors; NULL: none */
+    bool early;                 /* the frame being taken is gq_lanes_ready's, not a message */
     const char *lane_directory; /* where gq_core_share makes them; NULL: nowhere.  Borrowed */
     bool name_gradients;        /* that lie in shared memory, and keep the state there, too */
     gq_live *live;              /* where slots and sums lie then; NULL: in memory of our own */

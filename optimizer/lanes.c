@@ -25,6 +25,7 @@ typedef struct lane {
     uint32_t waits;                    /* seconds that nobody has attached it */
     uint64_t tried[GQ_WINDOW_MAX + 1]; /* by slot: the last one that lay ready there */
     uint64_t early[EARLY_MAX / 64]; /* bit by number: taken, and its descriptor has not come yet */
+    uint64_t come;                  /* descriptors below this number have come, or are lost */
 } lane;
 
 /* Files at most, each a descriptor and a mapping; further actors take lane inline. */
@@ -43,6 +44,7 @@ struct gq_lanes {
     size_t count, room;
     size_t turn;                  /* whose turn it is, of `lanes` */
     int bell;                     /* -1: none */
+    uint64_t early;               /* of all lanes */
     lane *current[GQ_ACTORS_MAX]; /* of the actor's newest epoch; NULL: none */
 };
 
@@ -72,6 +74,27 @@ add (gq_lanes *self, lane **which)
     return GQ_OK;
 }
 
+static uint64_t *
+early_bits (lane *which, uint64_t sequence)
+{
+    return &which->early[sequence % EARLY_MAX / 64];
+}
+
+static uint64_t
+early_bit (uint64_t sequence)
+{
+    return UINT64_C (1) << sequence % 64;
+}
+
+static uint64_t
+early_count (const lane *which)
+{
+    uint64_t count = 0;
+    for (size_t i = 0; i < EARLY_MAX / 64; i++)
+        count += (uint64_t)__builtin_popcountll (which->early[i]);
+    return count;
+}
+
 /* Unmap and remove file i of the table. */
 static void
 drop (gq_lanes *self, size_t index)
@@ -81,6 +104,7 @@ drop (gq_lanes *self, size_t index)
     gq_shm_close (&which->shm);
     if (self->current[which->actor] == which)
         self->current[which->actor] = NULL;
+    self->early -= early_count (which);
     free (which);
     self->lanes[index] = self->lanes[--self->count];
 }
@@ -366,16 +390,14 @@ next_ready (const lane *which, const gq_ledger *ledger)
     return found;
 }
 
-static uint64_t *
-early_bits (lane *which, uint64_t sequence)
+static void
+note_early (gq_lanes *self, lane *which, uint64_t sequence)
 {
-    return &which->early[sequence % EARLY_MAX / 64];
-}
-
-static uint64_t
-early_bit (uint64_t sequence)
-{
-    return UINT64_C (1) << sequence % 64;
+    /* A number below one whose message has come: its own was lost. */
+    if (sequence < which->come || (*early_bits (which, sequence) & early_bit (sequence)) != 0)
+        return;
+    *early_bits (which, sequence) |= early_bit (sequence);
+    self->early++;
 }
 
 bool
@@ -395,7 +417,7 @@ gq_lanes_ready (gq_lanes *self, const gq_ledger *ledger, uint8_t header[GQ_FRAME
             frame.epoch != which->epoch || frame.slot != slot ||
             frame.sequence != which->tried[slot])
             continue;
-        *early_bits (which, frame.sequence) |= early_bit (frame.sequence);
+        note_early (self, which, frame.sequence);
         self->turn = (self->turn + i + 1) % self->count;
         return true;
     }
@@ -406,11 +428,28 @@ bool
 gq_lanes_announced (gq_lanes *self, const gq_frame *frame)
 {
     lane *which = self->current[frame->actor];
-    if (which == NULL || which->epoch != frame->epoch ||
-        (*early_bits (which, frame->sequence) & early_bit (frame->sequence)) == 0)
+    if (which == NULL || which->epoch != frame->epoch || frame->sequence < which->come)
         return false;
-    *early_bits (which, frame->sequence) &= ~early_bit (frame->sequence);
-    return true;
+    const bool early = (*early_bits (which, frame->sequence) & early_bit (frame->sequence)) != 0;
+    /* Messages of one actor come in order: those before it have come, or are lost. */
+    if (frame->sequence - which->come >= EARLY_MAX) {
+        self->early -= early_count (which);
+        memset (which->early, 0, sizeof which->early);
+    }
+    for (; which->come <= frame->sequence && frame->sequence - which->come < EARLY_MAX;
+         which->come++)
+        if ((*early_bits (which, which->come) & early_bit (which->come)) != 0) {
+            *early_bits (which, which->come) &= ~early_bit (which->come);
+            self->early--;
+        }
+    which->come = frame->sequence + 1;
+    return early;
+}
+
+uint64_t
+gq_lanes_early (const gq_lanes *self)
+{
+    return self->early;
 }
 
 int

@@ -63,8 +63,10 @@ const float *gq_lanes_vector (const gq_lanes *lanes, const gq_frame *frame);
  */
 bool gq_lanes_ready (gq_lanes *lanes, const gq_ledger *ledger,
                      uint8_t header[GQ_FRAME_HEADER_BYTES]);
-/* Is this the descriptor of one that gq_lanes_ready gave?  Then it is no duplicate, this once. */
+/* A descriptor came: is it of one that gq_lanes_ready gave?  Then it is no duplicate, this once. */
 bool gq_lanes_announced (gq_lanes *lanes, const gq_frame *frame);
+/* How many gq_lanes_ready gave whose descriptors have not come, as far as is known. */
+uint64_t gq_lanes_early (const gq_lanes *lanes);
 /* Readable after an actor has rung (bell.h), -1: there is none; and forget the rings. */
 int gq_lanes_bell (const gq_lanes *lanes);
 void gq_lanes_silence (const gq_lanes *lanes);

@@ -60,7 +60,6 @@ typedef struct server {
     gq_outcome_log log;
     zmq_msg_t hand; /* a gradient that the journal had no room for: nothing more is taken */
     bool holding;
-    bool early;        /* it came by lane shm, before its message */
     uint64_t retry_ns; /* when to try it again */
     gq_status end;     /* why this process has to end; GQ_OK: it has not */
     gq_error reason;
@@ -148,8 +147,10 @@ take (server *self)
     zmq_msg_close (&self->hand);
     self->holding = false;
     self->retry_ns = 0;
-    if (!self->early)
-        gq_taken_add (&self->taken); /* of those that come through the broker */
+    if (!self->core.early)
+        gq_taken_add (&self->taken);
+    if (self->core.lanes != NULL)
+        gq_taken_early (&self->taken, gq_lanes_early (self->core.lanes));
 }
 
 /* The descriptor of a gradient that lies ready already, while it is still in the queue.  Only when
@@ -163,7 +164,7 @@ receive_early (server *self)
     if (zmq_msg_init_size (&self->hand, sizeof header) != 0)
         return false;
     memcpy (zmq_msg_data (&self->hand), header, sizeof header);
-    self->early = self->holding = true;
+    self->core.early = self->holding = true;
     return true;
 }
 
@@ -175,7 +176,7 @@ take_one (server *self)
     if (self->end != GQ_OK || (self->holding && gq_now_ns () < self->retry_ns))
         return false;
     if (!self->holding) {
-        self->early = false;
+        self->core.early = false;
         zmq_msg_init (&self->hand);
         self->holding = zmq_msg_recv (&self->hand, socket, ZMQ_DONTWAIT) >= 0;
         if (self->holding && !gq_socket_whole (socket)) {

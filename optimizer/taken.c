@@ -33,6 +33,13 @@ gq_taken_add (gq_taken *taken)
 }
 
 void
+gq_taken_early (gq_taken *taken, uint64_t early)
+{
+    taken->owed = taken->owed || (taken->marked && taken->early != early);
+    taken->early = early;
+}
+
+void
 gq_taken_report (gq_taken *taken, void *socket, uint64_t now_ns)
 {
     if (now_ns < gq_taken_next_ns (taken))
@@ -40,8 +47,9 @@ gq_taken_report (gq_taken *taken, void *socket, uint64_t now_ns)
     char mark[2 * GQ_MARK_BYTES + 1], text[128];
     gq_hex_encode (taken->mark, GQ_MARK_BYTES, mark);
     int size =
-        snprintf (text, sizeof text, "{\"op\":\"taken\",\"mark\":\"%s\",\"count\":%" PRIu64 "}",
-                  mark, taken->count);
+        snprintf (text, sizeof text,
+                  "{\"op\":\"taken\",\"mark\":\"%s\",\"count\":%" PRIu64 ",\"early\":%" PRIu64 "}",
+                  mark, taken->count, taken->early);
     /* One that finds no room is made up for by the next. */
     taken->owed = gq_socket_send (socket, text, (size_t)size) != GQ_OK;
     taken->due_ns = now_ns + REPORT_NS;

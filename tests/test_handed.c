@@ -29,6 +29,7 @@ encode (const gq_taken *taken, uint8_t report[GQ_TAKEN_BYTES])
 {
     memcpy (report, taken->mark, GQ_MARK_BYTES);
     memcpy (report + GQ_MARK_BYTES, &taken->count, sizeof taken->count);
+    memcpy (report + GQ_MARK_BYTES + sizeof taken->count, &taken->early, sizeof taken->early);
 }
 
 static bool
@@ -44,6 +45,30 @@ take (gq_taken *taken, int count)
 {
     for (int i = 0; i < count; i++)
         gq_taken_add (taken);
+}
+
+Test (handed, what_was_taken_before_it_came_out_does_not_wait)
+{
+    gq_handed handed = {.life = 7};
+    gq_taken taken = {0};
+    mark (&handed, &taken, MS_NS);
+    handed.count = 10;
+    take (&taken, 2);
+    gq_taken_early (&taken, 5);
+    cr_assert (report (&handed, &taken));
+    cr_assert_eq (gq_handed_waiting (&handed), 8, "frames");
+    cr_assert_eq (gq_handed_depth (&handed, 4), 12 - 5, "gradients");
+    cr_assert_eq (gq_handed_depth (&handed, 0), 3);
+    take (&taken, 8); /* all came out, five of them known already */
+    gq_taken_early (&taken, 0);
+    cr_assert (report (&handed, &taken));
+    cr_assert_eq (gq_handed_depth (&handed, 0), 0);
+    gq_taken_early (&taken, 9); /* of frames that have not even reached the broker */
+    cr_assert (report (&handed, &taken));
+    cr_assert_eq (gq_handed_depth (&handed, 0), 0);
+    gq_handed_peer (&handed, true);
+    gq_handed_peer (&handed, false);
+    cr_assert_eq (gq_handed_depth (&handed, 3), 3, "lost with the connection");
 }
 
 Test (handed, what_was_handed_on_waits_until_it_is_said_to_be_taken)
@@ -181,7 +206,7 @@ Test (handed, reports_are_due_at_once_after_a_mark_and_then_now_and_then)
     cr_assert_leq (gq_taken_next_ns (&taken), now_ns);
     gq_taken_report (&taken, out, now_ns);
     expect_report (in, "{\"op\":\"taken\",\"mark\":\"ab000000000000000200000000000000\","
-                       "\"count\":0}");
+                       "\"count\":0,\"early\":0}");
     cr_assert_eq (gq_taken_next_ns (&taken), UINT64_MAX, "said");
     take (&taken, 3);
     cr_assert_gt (gq_taken_next_ns (&taken), now_ns);
@@ -190,7 +215,7 @@ Test (handed, reports_are_due_at_once_after_a_mark_and_then_now_and_then)
     expect_report (in, "");
     gq_taken_report (&taken, out, gq_taken_next_ns (&taken));
     expect_report (in, "{\"op\":\"taken\",\"mark\":\"ab000000000000000200000000000000\","
-                       "\"count\":3}");
+                       "\"count\":3,\"early\":0}");
     zmq_close (out);
     zmq_close (in);
     zmq_ctx_term (context);

@@ -159,13 +159,25 @@ Test (lanes, what_lies_ready_is_found_once_and_in_order, .init = setup, .fini = 
     cr_assert (is_ready (1));
     cr_assert (is_ready (2));
     cr_assert (!is_ready (0), "each once, though the ledger has not entered them");
+    cr_assert_eq (gq_lanes_early (lanes), 2);
     cr_assert (gq_lanes_announced (lanes, &first), "its descriptor comes later");
+    cr_assert_eq (gq_lanes_early (lanes), 1);
     cr_assert (!gq_lanes_announced (lanes, &first), "and if it comes again it is a duplicate");
     gq_ledger_enter (&ledger, 1, 1);
     gq_ledger_enter (&ledger, 1, 2);
-    const gq_frame third = descriptor (3, 1, 2);
-    make_ready (&actor, &third);
+    const gq_frame again = descriptor (3, 1, 2);
+    make_ready (&actor, &again);
     cr_assert (!is_ready (0), "what the ledger has is not new");
+    const gq_frame third = descriptor (3, 1, 3);
+    cr_assert (!gq_lanes_announced (lanes, &third), "that was never ready");
+    cr_assert_eq (gq_lanes_early (lanes), 0, "the second one's message is lost, or would be here");
+    const gq_frame far = descriptor (3, 1, UINT64_MAX - 1);
+    cr_assert (!gq_lanes_announced (lanes, &far));
+    const gq_frame fourth = descriptor (3, 0, 4);
+    make_ready (&actor, &fourth);
+    cr_assert (is_ready (4));
+    cr_assert_eq (gq_lanes_early (lanes), 0,
+                  "an older number than one that came is not waited for");
     actor.lane->ops->close (&actor.lane);
 }
 

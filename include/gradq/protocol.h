@@ -75,7 +75,7 @@ typedef struct gq_ack {
 /* Between broker and optimizer alone: a mark among the gradients, shorter than any frame, and what
  * the optimizer answers: the newest mark that reached it, and the gradients taken since, a u64. */
 #define GQ_MARK_BYTES  16
-#define GQ_TAKEN_BYTES (GQ_MARK_BYTES + 8)
+#define GQ_TAKEN_BYTES (GQ_MARK_BYTES + 16)
 
 #ifdef __cplusplus
 }

@@ -167,6 +167,9 @@ def test_gradients_that_lie_ready_are_taken_while_their_descriptors_wait(service
     before = acknowledged() + 2
     wait_for(lambda: acknowledged() > before + 20, 20, "acknowledgements past a stopped broker")
     service.broker.signal(signal.SIGCONT)
+    # Their frames still wait in sockets, and are no depth.
+    service.until(lambda s: s["queue"]["received"] > before and s["queue"]["depth"] <= 2,
+                  "a depth of a window at most")
     client.signal(signal.SIGTERM)
     assert client.wait(60) == 0, client.report()
     assert service.last_applied() == acknowledged(), "each once"
