@@ -139,10 +139,13 @@ gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_fr
         if (slot == NULL)
             return GQ_NOTFOUND;
         *vector = slot;
-        /* What is journaled and applied must be the same, even if its actor goes on writing. */
-        if (core->journal != NULL && !core->journal->off && core->live == NULL)
-            *vector = memcpy (core->aligned, slot, (size_t)frame->payload_bytes);
-        else if (frame->finite)
+        /* What is journaled and applied must be the same, even if its actor goes on writing; and
+         * finite, whatever the actor says, for replay looks as well. */
+        if (core->journal != NULL && !core->journal->off && core->live == NULL) {
+            *vector = core->aligned;
+            return gq_copy_finite (core->aligned, slot, frame->count) ? GQ_OK : GQ_NONFINITE;
+        }
+        if (frame->finite)
             return GQ_OK; /* its actor's word; the step looks again, at each element it takes */
     } else {
         if (frame->encoding == GQ_ENCODING_F32) {

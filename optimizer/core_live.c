@@ -96,6 +96,11 @@ gq_core_share (gq_core *core)
     core->lane_directory = NULL; /* tried */
     gq_buffers *shared = NULL;
     gq_status status = gq_lanes_open (&core->lanes, &config, &core->ledger, &error);
+    if (status == GQ_FULL) {
+        /* No room beside what an earlier life left, which a checkpoint has by now. */
+        gq_lanes_sweep (config.directory);
+        status = gq_lanes_open (&core->lanes, &config, &core->ledger, &error);
+    }
     if (status == GQ_OK)
         shared = gq_buffers_new (count, core->lanes);
     if (shared == NULL) {

@@ -131,6 +131,15 @@ over (const lane *which)
     return attached (which) && !gq_shm_locked (&which->shm);
 }
 
+/* Nobody attaches it.  Locked by us from here on, so that nobody can: what an actor leases by a
+ * file that is gone would not be seen. */
+static bool
+given_up (const gq_lanes *self, const lane *which)
+{
+    return (which->waits > WAITS_MAX || self->current[which->actor] != which) &&
+           gq_shm_lock (&which->shm);
+}
+
 /* The file of an actor that may have outlived the optimizer before us. */
 static void
 take_up (gq_lanes *self, const gq_ledger *ledger, uint32_t actor, uint32_t epoch, const char *path)
@@ -515,11 +524,11 @@ gq_lanes_tend (gq_lanes *self)
     for (size_t i = self->count; i-- > 0;) {
         lane *which = self->lanes[i];
         atomic_fetch_add (&words_of (which)->beat, 1);
-        which->waits = attached (which) ? 0 : which->waits + 1;
+        const bool used = attached (which);
+        which->waits = used ? 0 : which->waits + 1;
         if (room_to_hold (self))
             atomic_store (&words_of (which)->may_hold, 1);
-        if (over (which) || which->waits > WAITS_MAX ||
-            (!attached (which) && self->current[which->actor] != which))
+        if (over (which) || (!used && given_up (self, which)))
             drop (self, i);
     }
 }

@@ -19,8 +19,12 @@ typedef struct replayer {
     gq_board *board;
     gq_live_mark mark; /* of it */
     bool installed;
-    bool unfit;  /* it is why reading ended */
-    gq_shm lane; /* of the actor whose gradient was replayed last */
+    bool unfit;           /* it is why reading ended */
+    gq_shm lane;          /* of the actor whose gradient was replayed last; */
+    atomic_ullong *holds; /* what its slot held must still be there after that */
+    uint64_t number;
+    float *zeros;          /* f32[count], for a gradient of which nothing is left; or NULL */
+    gq_journal_end unmade; /* before the record that recovery->unmade is about */
 } replayer;
 
 /* text[size], which no NUL ends, as a string. */
@@ -132,31 +136,95 @@ find_vector (replayer *self, const gq_record *record)
         gq_frame_decode_header (record->payload, &frame) != GQ_OK)
         return NULL;
     memcpy (&boot, record->payload + GQ_FRAME_HEADER_BYTES, sizeof boot);
-    self->recovery->restarted = boot != gq_live_boot ();
-    if (self->recovery->restarted || boot == 0 ||
+    const uint64_t now = gq_live_boot ();
+    /* A host that does not say which boot this is has not said that it is another one. */
+    self->recovery->restarted = now != 0 && boot != now;
+    if (boot != now || boot == 0 ||
         !gq_lane_file_path (path, self->recovery->lane_directory, frame.actor, frame.epoch))
         return NULL;
     gq_lane_identity identity = {
         .actor = frame.actor, .epoch = frame.epoch, .count = self->core->layout.element_count};
     memcpy (identity.run, self->core->run, GQ_RUN_ID_BYTES);
     if (gq_lane_file_open (&self->lane, path, &identity, NULL) != GQ_OK ||
-        frame.slot >= identity.slot_count ||
-        atomic_load (&gq_lane_file_words (&self->lane)->holds[frame.slot]) != frame.sequence)
+        frame.slot >= identity.slot_count)
+        return NULL;
+    self->holds = &gq_lane_file_words (&self->lane)->holds[frame.slot];
+    self->number = frame.sequence;
+    if (atomic_load (self->holds) != self->number)
         return NULL;
     return gq_lane_file_slot (&self->lane, identity.count, frame.slot);
 }
 
+/* Behind the live state stands one gradient at most, which nobody was told of.  Its actor may have
+ * cut its file short, and killed us by that: then it is as if it had not come, or, where its step
+ * was begun and cannot be undone, as if the rest of it were 0.  *vector: what to go on with; NULL:
+ * nothing. */
 static gq_status
-replay_gradient (replayer *self, const gq_record *record, gq_error *error)
+do_without (replayer *self, const float **vector, gq_error *error)
+{
+    if (!self->installed || !self->recovery->alone)
+        return GQ_OK;
+    if (self->core->pending == 0) {
+        self->recovery->unmade = true;
+        self->unmade = self->recovery->end;
+        return GQ_OK;
+    }
+    if (self->zeros == NULL)
+        self->zeros = calloc (self->core->layout.element_count, sizeof *self->zeros);
+    if (self->zeros == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
+    gq_log (GQ_LOG_WARNING, "a gradient is gone whose step was begun; the rest of it counts as 0",
+            NULL);
+    *vector = self->zeros;
+    return GQ_OK;
+}
+
+static gq_status
+replay_named (replayer *self, const gq_record *record, gq_error *error)
 {
     gq_record found = *record;
-    if (record->kind == GQ_RECORD_NAMED && !self->core->numbers_only)
+    gq_status status = GQ_OK;
+    if (!self->core->numbers_only)
         found.vector = find_vector (self, record);
-    gq_status status = gq_core_replay (self->core, &found, error);
-    if (record->kind == GQ_RECORD_NAMED && status == GQ_OK)
+    const bool shared = found.vector != NULL;
+    if (!self->core->numbers_only && !shared)
+        status = do_without (self, &found.vector, error);
+    if (status != GQ_OK || self->recovery->unmade)
+        return status;
+    status = gq_core_replay (self->core, &found, error);
+    self->recovery->lost = status == GQ_NOTFOUND;
+    if (status == GQ_OK && shared && atomic_load (self->holds) != self->number)
+        return gq_fail (error, GQ_AGAIN,
+                        "an actor or an optimizer is at work in this run: a gradient in shared "
+                        "memory changed while it was read; stop them first");
+    if (status == GQ_OK)
         self->recovery->named++;
-    self->recovery->lost = record->kind == GQ_RECORD_NAMED && status == GQ_NOTFOUND;
     return status;
+}
+
+/* What follows a gradient that nobody was told of: the beginnings of lives that came no further. */
+static gq_status
+pass_over (const gq_record *record, gq_error *error)
+{
+    return record->kind == GQ_RECORD_TERM
+               ? GQ_OK
+               : gq_fail (error, GQ_MALFORMED,
+                          "journal: record %llu (%s, offset %llu) follows one whose gradient is "
+                          "gone; gradq-replay --cut goes back to before that",
+                          (unsigned long long)record->lsn, record->segment,
+                          (unsigned long long)record->offset);
+}
+
+static gq_status
+replay_record (replayer *self, const gq_record *record, gq_error *error)
+{
+    if (self->recovery->unmade)
+        return pass_over (record, error);
+    if (record->kind == GQ_RECORD_TERM)
+        return replay_term (self, record, error);
+    if (record->kind == GQ_RECORD_NAMED)
+        return replay_named (self, record, error);
+    return gq_core_replay (self->core, record, error);
 }
 
 /* At the record that the live state includes last: from here on vectors count. */
@@ -187,8 +255,7 @@ replay (void *context, const gq_record *record, gq_error *error)
         (record->lsn > self->recovery->lsn_max ||
          (self->core->has_weights && self->core->version >= self->recovery->version_max)))
         return GQ_CLOSED;
-    gq_status status = record->kind == GQ_RECORD_TERM ? replay_term (self, record, error)
-                                                      : replay_gradient (self, record, error);
+    gq_status status = replay_record (self, record, error);
     gq_crash_point ("recovering");
     if (status == GQ_OK)
         self->recovery->replayed++;
@@ -230,6 +297,7 @@ forget_live (replayer *self)
     gq_shm_close (&self->lane);
     gq_live_free (&self->live);
     gq_board_close (&self->board);
+    free (self->zeros);
 }
 
 /* Did all that was in the live state find its place?  *status is that of the reading. */
@@ -256,7 +324,7 @@ attempt (gq_recovery *self, gq_core *core, bool live, bool *unfit, gq_error *err
     *unfit = false;
     self->checkpoint_version = UINT64_MAX;
     self->replayed = self->named = self->live_lsn = 0;
-    self->lost = self->restarted = false;
+    self->lost = self->restarted = self->unmade = false;
     gq_status status =
         gq_checkpoint_load (core, self->checkpoints, from, prepare, self, &place, error);
     if (status == GQ_OK)
@@ -270,6 +338,8 @@ attempt (gq_recovery *self, gq_core *core, bool live, bool *unfit, gq_error *err
     status = gq_journal_read (self->disk, core->run, place.lsn, place.chain, replay, &context,
                               &self->end, error);
     status = check_live (&context, status, error);
+    if (self->unmade)
+        self->end = context.unmade;
     *unfit = context.unfit;
     forget_live (&context);
     return status == GQ_CLOSED ? GQ_OK : status;

@@ -20,6 +20,7 @@ typedef struct gq_recovery {
     const char *checkpoints;    /* directory */
     const char *lane_directory; /* where an earlier life shared memory; NULL: do not look */
     bool numbers_only;          /* ledger and counters alone: no vector is replayed */
+    bool alone;                 /* the run directory is locked: no optimizer is at work */
     const char *plugins;        /* of shipped rules, NULL: beside the program */
     const char *cpu;
     uint64_t checkpoint_max; /* start from no checkpoint of a higher version */
@@ -36,7 +37,8 @@ typedef struct gq_recovery {
     uint64_t named;              /* and those among them that only name their gradient */
     uint64_t live_lsn;           /* last record in the live state that was taken; 0: none was */
     uint64_t live_version;
-    bool lost;      /* GQ_NOTFOUND, and behind `end` is a record whose gradient is gone, */
+    bool unmade; /* behind `end` is one record whose gradient is gone, and nobody was told of it */
+    bool lost;   /* GQ_NOTFOUND, and behind `end` is a record whose gradient is gone, */
     bool restarted; /* because the machine was restarted since */
 } gq_recovery;
 

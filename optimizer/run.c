@@ -78,6 +78,20 @@ give_up_lost (gq_run *self, gq_core *core, gq_recovery *recovery, gq_error *erro
     return gq_recover (recovery, core, error);
 }
 
+/* The last gradient was journaled, its step had not begun, and it is gone: never acknowledged, so
+ * its actor has it, and sends it again. */
+static gq_status
+drop_unmade (gq_run *self, const gq_recovery *recovery, gq_error *error)
+{
+    const gq_journal_end end = recovery->end;
+    gq_log (GQ_LOG_WARNING, "the last record names a gradient that is gone; it is cut off", "lsn",
+            "u", end.lsn + 1, NULL);
+    gq_status status = gq_journal_cut (self->disk, &end);
+    return status == GQ_OK ? GQ_OK
+                           : gq_fail (error, status, "the journal could not be cut: %s",
+                                      gq_status_text (status));
+}
+
 /* From checkpoint and journal to where the last life ended. */
 static gq_status
 recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *recovery,
@@ -92,6 +106,7 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
     *recovery = (gq_recovery){.disk = self->disk,
                               .checkpoints = self->checkpoints,
                               .lane_directory = self->lane_directory,
+                              .alone = true,
                               .plugins = gq_options_text (options, "plugins"),
                               .cpu = gq_options_text (options, "cpu"),
                               .checkpoint_max = UINT64_MAX,
@@ -100,6 +115,8 @@ recover (gq_run *self, gq_core *core, const gq_options *options, gq_recovery *re
     gq_status status = gq_recover (recovery, core, error);
     if (status == GQ_NOTFOUND && recovery->lost && recovery->restarted)
         status = give_up_lost (self, core, recovery, error);
+    if (status == GQ_OK && recovery->unmade)
+        status = drop_unmade (self, recovery, error);
     if (status != GQ_OK)
         return status;
     /* What came from shared memory has to be in a checkpoint before that memory is used anew. */

@@ -20,7 +20,7 @@ gq_bell_name gq_bell_name_of (int board_fd);
 
 /* The optimizer's end: readable after a ring.  -1: none. */
 int gq_bell_open (gq_bell_name name);
-/* Forget the rings so far. */
+/* Forget the rings so far, as many as a crowd makes: of a flood, the rest is heard next time. */
 void gq_bell_silence (int bell);
 
 /* An actor's end, for any bell; -1: none. */

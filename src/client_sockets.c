@@ -160,7 +160,8 @@ gq_client_drainer_start (gq_client *client, gq_error *error)
     pthread_sigmask (SIG_BLOCK, &all, &before); /* signals are for the caller's threads */
     int rc = pthread_create (&client->drainer, NULL, drain_on, client);
     pthread_sigmask (SIG_SETMASK, &before, NULL);
-    client->draining = rc == 0;
+    if (rc != 0)
+        client->draining = false; /* no thread reads it */
     return rc == 0 ? GQ_OK : gq_fail (error, GQ_MEMORY, "no thread: %s", strerror (rc));
 }
 

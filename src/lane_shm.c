@@ -88,8 +88,11 @@ shm_settled (gq_lane *base, zmq_msg_t *sent)
     shm_lane *lane = (shm_lane *)base;
     gq_frame frame;
     uint32_t slot = slot_of (sent, &frame);
-    if (slot < lane->slot_count)
-        lane->used[slot] = false;
+    if (slot >= lane->slot_count)
+        return;
+    /* An optimizer that has forgotten it (--journal off) would take it anew while we build here. */
+    atomic_store (&gq_lane_file_words (&lane->file)->ready[slot], 0);
+    lane->used[slot] = false;
 }
 
 static gq_status
@@ -135,6 +138,13 @@ static const gq_lane_ops shm_ops = {.name = "shm",
                                     .to_inline = shm_inline,
                                     .close = shm_close};
 
+static bool
+removed (const gq_shm *file)
+{
+    struct stat info;
+    return fstat (file->fd, &info) == 0 && info.st_nlink == 0;
+}
+
 gq_status
 gq_lane_shm_open (gq_lane **lane_p, gq_lane_words **words, const char *path,
                   gq_lane_identity *identity, gq_error *error)
@@ -146,6 +156,10 @@ gq_lane_shm_open (gq_lane **lane_p, gq_lane_words **words, const char *path,
     gq_status status = gq_lane_file_open (&lane->file, path, identity, error);
     if (status == GQ_OK && !gq_shm_lock (&lane->file))
         status = gq_fail (error, GQ_REFUSED, "%.900s is another process's", path);
+    /* The optimizer locks a file before it gives up waiting for us: one that we lock after that is
+     * removed, and nobody would see what we lease. */
+    if (status == GQ_OK && removed (&lane->file))
+        status = gq_fail (error, GQ_NOTFOUND, "%.900s was removed: we came too late", path);
     if (status != GQ_OK) {
         gq_shm_close (&lane->file);
         free (lane);
@@ -163,7 +177,5 @@ gq_lane_shm_open (gq_lane **lane_p, gq_lane_words **words, const char *path,
 bool
 gq_lane_shm_removed (const gq_lane *base)
 {
-    const shm_lane *lane = (const shm_lane *)base;
-    struct stat info;
-    return fstat (lane->file.fd, &info) == 0 && info.st_nlink == 0;
+    return removed (&((const shm_lane *)base)->file);
 }

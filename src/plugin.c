@@ -251,7 +251,8 @@ clipped_scale (gq_rule *rule, const float *gradient, float scale)
         return scale;
     rule->last_norm = fabs ((double)scale) * sqrt (gq_sum_squares (gradient, rule->state.n));
     double factor = clip / (rule->last_norm + 1e-6);
-    return factor < 1 ? (float)(scale * factor) : scale;
+    /* Not a number: of a gradient that holds one, against its actor's word.  It must not pass. */
+    return factor >= 1 ? scale : factor < 1 ? (float)(scale * factor) : 0;
 }
 
 gq_status

@@ -391,6 +391,16 @@ Test (lanes, files_that_nobody_attaches_go_after_a_while_and_unfinished_ones_at_
     for (int i = 0; i < 100; i++)
         gq_lanes_tend (lanes);
     cr_assert (!exists (3));
+    /* One that is being attached stays: what its actor leases has to be seen. */
+    gq_shm file;
+    cr_assert_eq (gq_shm_open (&file, gq_lanes_grant (lanes, 1, 4, 2, &error), 1, NULL), GQ_OK);
+    cr_assert (gq_shm_lock (&file));
+    for (int i = 0; i < 100; i++)
+        gq_lanes_tend (lanes);
+    cr_assert (exists (4));
+    gq_shm_close (&file);
+    gq_lanes_tend (lanes);
+    cr_assert (!exists (4));
     snprintf (path, sizeof path, "%s/actor-1-9.new", directory);
     support_write (path, "half", 4);
     gq_lanes *dead = lanes;
@@ -470,6 +480,17 @@ Test (lanes, a_slot_is_free_again_when_its_gradient_is_settled, .init = setup, .
     }
     cr_assert_null (actor.lane->ops->reserve (actor.lane));
     actor.lane->ops->settled (actor.lane, &sent[1]);
+    /* To an optimizer that has forgotten all of them, too. */
+    uint8_t header[GQ_FRAME_HEADER_BYTES];
+    gq_ledger empty = {.actor_count = 2};
+    empty.actors[1] = (gq_ledger_entry){.known = true, .epoch = 3};
+    for (uint64_t expected = 1; expected <= 3; expected += 2) {
+        gq_frame found;
+        cr_assert (gq_lanes_ready (lanes, &empty, header));
+        cr_assert_eq (gq_frame_decode (header, sizeof header, &found), GQ_OK);
+        cr_assert_eq (found.sequence, expected);
+    }
+    cr_assert (!gq_lanes_ready (lanes, &empty, header));
     float *again = actor.lane->ops->reserve (actor.lane);
     cr_assert_not_null (again);
     gq_frame late = descriptor (3, 1, 2); /* sent again, and on its way still */

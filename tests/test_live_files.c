@@ -195,26 +195,52 @@ Test (live_files, one_that_was_cut_short_or_is_of_another_run_is_ignored)
     remove_all ();
 }
 
-Test (live_files, a_slot_that_holds_another_gradient_is_not_taken_for_the_one_that_was_named)
+/* The slot of event `event` is said to hold another gradient than it does. */
+static void
+change_number (unsigned event)
 {
-    const report expected = expected_of (ADAM);
     gq_shm file;
     char path[PATH_MAX];
     char lanes[PATH_MAX];
-    const unsigned event = 6;
-    directory_begin ();
-    kill_in_step (ADAM, event);
     path_below (lanes, "lane");
     gq_lane_identity identity = {.actor = actor_of (event), .epoch = EPOCH, .count = COUNT};
     cr_assert_eq (gq_identity_read (identity.run, directory, NULL), GQ_OK);
     cr_assert (gq_lane_file_path (path, lanes, actor_of (event), EPOCH));
     cr_assert_eq (gq_lane_file_open (&file, path, &identity, NULL), GQ_OK);
-    atomic_ullong *holds = &gq_lane_file_words (&file)->holds[sequence_of (event) % SLOTS];
-    atomic_fetch_add (holds, 1);
-    expect_refused_with (ADAM, "only names its gradient");
-    atomic_fetch_sub (holds, 1);
+    atomic_fetch_add (&gq_lane_file_words (&file)->holds[sequence_of (event) % SLOTS], 1);
     gq_shm_close (&file);
-    expect_goes_on (ADAM, &expected);
+}
+
+/* Nobody was told of it: it comes again, also when a life that began meanwhile came no further. */
+Test (live_files, a_gradient_that_is_gone_before_its_step_began_is_as_if_it_had_not_come)
+{
+    const report expected = expected_of (ADAM);
+    const unsigned event = 6;
+    for (int lives = 0; lives < 2; lives++) {
+        report told;
+        directory_begin ();
+        cr_assert (
+            !run_life (&(order){.words = ADAM, .crash = "before-apply:7", .until = EVENTS}, &told));
+        if (lives == 1)
+            complete (&(order){.words = ADAM, .only_opens = true});
+        change_number (event);
+        expect_goes_on (ADAM, &expected);
+        remove_all ();
+    }
+}
+
+/* What is made of it cannot be undone; all else is there. */
+Test (live_files, the_rest_of_a_gradient_that_is_gone_in_the_midst_of_its_step_counts_as_0)
+{
+    const report expected = expected_of (ADAM);
+    directory_begin ();
+    kill_in_step (ADAM, 6);
+    change_number (6);
+    const report told = complete (&(order){.words = ADAM, .until = EVENTS});
+    cr_assert_eq (told.version, EVENTS);
+    cr_assert_neq (told.digest, expected.digest, "a slot with another number was believed");
+    const report again = complete (&(order){.words = ADAM, .only_opens = true});
+    cr_assert_eq (again.digest, told.digest, "other bits");
     remove_all ();
 }
 

@@ -252,6 +252,12 @@ Test (plugin, clipping_scales_to_the_norm_as_pytorch_does)
     gq_rule_step (rule, w, next, g, 0.125f);
     cr_expect_eq (gq_rule_last_norm (rule), 0.625);
     cr_expect (next[0] == -0.375f && next[1] == -0.5f, "a short gradient was changed");
+    /* Of an actor that calls it finite: it passes no more than an infinite one. */
+    const float odd[2][2] = {{NAN, 1e30f}, {INFINITY, 1e30f}};
+    for (size_t i = 0; i < 2; i++) {
+        gq_rule_step (rule, w, next, odd[i], 1);
+        cr_expect (next[0] == 0 && next[1] == 0, "%.9g %.9g", next[0], next[1]);
+    }
     gq_rule_free (&rule);
 }
 

@@ -29,6 +29,7 @@ typedef struct replay {
     char checkpoints[PATH_MAX];
     char lane_directory[PATH_MAX]; /* "": what lies in shared memory is not looked at */
     bool numbers_only;
+    int lock_fd; /* of the run directory, to cut; -1: an optimizer may be at work */
     uint8_t run[GQ_RUN_ID_BYTES];
     gq_disk *disk;
     gq_core core;
@@ -69,6 +70,7 @@ reach (replay *self, uint64_t from, uint64_t version, uint64_t lsn, gq_error *er
         .checkpoints = self->checkpoints,
         .lane_directory = self->lane_directory[0] != '\0' ? self->lane_directory : NULL,
         .numbers_only = self->numbers_only,
+        .alone = self->lock_fd >= 0,
         .plugins = gq_options_text (self->options, "plugins"),
         .cpu = gq_options_text (self->options, "cpu"),
         .checkpoint_max = from,
@@ -165,7 +167,7 @@ verify_numbers (const replay *self, replay *other, uint64_t before, uint64_t ver
 static gq_status
 verify_step (replay *self, uint64_t before, uint64_t version, gq_error *error)
 {
-    replay other = {.options = self->options, .disk = self->disk};
+    replay other = {.options = self->options, .disk = self->disk, .lock_fd = -1};
     memcpy (other.run, self->run, sizeof other.run);
     memcpy (other.checkpoints, self->checkpoints, sizeof other.checkpoints);
     gq_status status = reach (self, version, version, UINT64_MAX, error);
@@ -237,20 +239,25 @@ write_weights (const replay *self, const char *path, gq_error *error)
     return status;
 }
 
+/* Before anything is read: where to cut must not have moved by then. */
+static gq_status
+lock (replay *self, gq_error *error)
+{
+    char path[PATH_MAX];
+    snprintf (path, sizeof path, "%.4000s/optimizer.lock", gq_options_text (self->options, "run"));
+    gq_status status = gq_service_lock (&self->lock_fd, path, error);
+    return status == GQ_REFUSED
+               ? gq_fail (error, status, "an optimizer is at work in this run: stop it first")
+               : status;
+}
+
 /* Cut the journal behind its last good record; only what was never acknowledged may be lost by a
  * torn tail, but by damage anything behind it is: hence only on request. */
 static gq_status
 cut (replay *self, gq_error *error)
 {
     const gq_journal_end *end = &self->recovery.end;
-    char lock[PATH_MAX];
-    int fd;
-    snprintf (lock, sizeof lock, "%.4000s/optimizer.lock", gq_options_text (self->options, "run"));
-    gq_status status = gq_service_lock (&fd, lock, error);
-    if (status != GQ_OK)
-        return status;
-    status = gq_journal_cut (self->disk, end);
-    close (fd);
+    gq_status status = gq_journal_cut (self->disk, end);
     if (status != GQ_OK)
         return gq_fail (error, status, "the journal could not be cut: %s", gq_status_text (status));
     printf ("cut %s to %" PRIu64 " bytes; the last record is %" PRIu64 "\n", end->segment,
@@ -268,9 +275,11 @@ show (replay *self, gq_error *error)
               gq_options_text (self->options, "run"));
     gq_status status = reach (self, UINT64_MAX, until, UINT64_MAX, error);
     const gq_journal_end *end = &self->recovery.end;
-    if ((status == GQ_MALFORMED || (status == GQ_NOTFOUND && self->recovery.lost)) &&
-        gq_options_flag (self->options, "cut")) {
-        fprintf (stderr, "gradq-replay: %s\n", error->text);
+    const bool unmade = status == GQ_OK && self->recovery.unmade;
+    if ((status == GQ_MALFORMED || (status == GQ_NOTFOUND && self->recovery.lost) || unmade) &&
+        self->lock_fd >= 0) {
+        fprintf (stderr, "gradq-replay: %s\n",
+                 unmade ? "the last record names a gradient that is gone" : error->text);
         status = cut (self, error);
         if (status == GQ_OK)
             return gq_fail (error, GQ_CHECKSUM,
@@ -307,10 +316,13 @@ run (const gq_options *options)
     if (self == NULL)
         return GQ_EXIT_FAILED;
     self->options = options;
+    self->lock_fd = -1;
     gq_status status = open_directory (self, &error);
     int code = status == GQ_INVALID    ? GQ_EXIT_USAGE
                : status == GQ_NOTFOUND ? GQ_EXIT_CONFIG
                                        : GQ_EXIT_FAILED;
+    if (status == GQ_OK && gq_options_flag (options, "cut"))
+        status = lock (self, &error);
     if (status == GQ_OK && gq_options_flag (options, "verify"))
         status = verify (self, &error);
     if (status == GQ_OK) {
@@ -319,6 +331,8 @@ run (const gq_options *options)
     }
     if (self->disk != NULL)
         self->disk->ops->close (&self->disk);
+    if (self->lock_fd >= 0)
+        close (self->lock_fd);
     free (self);
     return status == GQ_OK ? GQ_EXIT_OK : complain (&error, code);
 }
