@@ -189,7 +189,7 @@ handle_pipe (gradient_thread *self, zsock_t *pipe)
         gq_gradients_stats *stats = (gq_gradients_stats *)(void *)zframe_data (answer);
         stats->queue = gq_queue_count (self->queue);
         stats->queue.depth = depth (self);
-        stats->queue.delivered = self->handed.taken;
+        stats->queue.delivered = stats->queue.received - stats->queue.depth;
         stats->on_the_way = gq_handed_waiting (&self->handed);
         memcpy (stats->actors, gq_queue_actors (self->queue), sizeof stats->actors);
         zframe_send (&answer, pipe, 0);

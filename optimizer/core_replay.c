@@ -77,9 +77,10 @@ replay_named (gq_core *core, const gq_record *record, gq_error *error)
     if (!core->numbers_only && record->vector == NULL)
         return gq_fail (error, GQ_NOTFOUND,
                         "journal: record %llu (%s, offset %llu) only names its gradient, which lay "
-                        "in shared memory and is gone: the machine was restarted, files in lane/ "
-                        "were removed, or an optimizer is at work; version %llu is the last that "
-                        "can be made, and gradq-replay --cut goes back to it",
+                        "in shared memory and is gone: files in lane/ were removed, the machine "
+                        "was restarted, or an optimizer is at work and has to be stopped first; "
+                        "version %llu is the last that can be made, and gradq-replay --cut goes "
+                        "back to it",
                         (unsigned long long)record->lsn, record->segment,
                         (unsigned long long)record->offset, (unsigned long long)core->version);
     (void)gq_core_apply (core, &frame, record->vector);

@@ -300,6 +300,7 @@ gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogra
                    {"rejected", gq_core_rejected (core)},
                    {"duplicates", core->ledger.duplicates},
                    {"outdated", core->ledger.outdated},
+                   {"taken_early", core->lanes != NULL ? gq_lanes_early_total (core->lanes) : 0},
                    {"lsn", core->journal != NULL ? core->journal->lsn : 0},
                    {"malformed", core->malformed},
                    {"held", core->held},

@@ -15,8 +15,9 @@
 #include "frame.h"
 #include "lane_file.h"
 
-/* Descriptors of one actor that are on their way: more would not fit the sockets' buffers. */
-#define EARLY_MAX 1024
+/* Gradients of one actor that were taken before their descriptors came: more would only make a
+ * queue of what is done. */
+#define EARLY_MAX 16
 
 typedef struct lane {
     gq_shm shm;
@@ -24,8 +25,8 @@ typedef struct lane {
     uint32_t slot_count;
     uint32_t waits;                    /* seconds that nobody has attached it */
     uint64_t tried[GQ_WINDOW_MAX + 1]; /* by slot: the last one that lay ready there */
-    uint64_t early[EARLY_MAX / 64]; /* bit by number: taken, and its descriptor has not come yet */
-    uint64_t come;                  /* descriptors below this number have come, or are lost */
+    uint64_t come;                     /* descriptors up to this number have come, or are lost */
+    uint64_t early; /* bit i: come + 1 + i was taken, and its descriptor has not come */
 } lane;
 
 /* Files at most, each a descriptor and a mapping; further actors take lane inline. */
@@ -42,9 +43,10 @@ struct gq_lanes {
     bool keep_board;
     lane **lanes; /* those in use, in no order: current lives, and earlier ones not yet over */
     size_t count, room;
-    size_t turn;                  /* whose turn it is, of `lanes` */
-    int bell;                     /* -1: none */
-    uint64_t early;               /* of all lanes */
+    size_t turn;    /* whose turn it is, of `lanes` */
+    int bell;       /* -1: none */
+    uint64_t early; /* of all lanes */
+    uint64_t early_total;
     lane *current[GQ_ACTORS_MAX]; /* of the actor's newest epoch; NULL: none */
 };
 
@@ -74,25 +76,10 @@ add (gq_lanes *self, lane **which)
     return GQ_OK;
 }
 
-static uint64_t *
-early_bits (lane *which, uint64_t sequence)
-{
-    return &which->early[sequence % EARLY_MAX / 64];
-}
-
-static uint64_t
-early_bit (uint64_t sequence)
-{
-    return UINT64_C (1) << sequence % 64;
-}
-
-static uint64_t
+static unsigned
 early_count (const lane *which)
 {
-    uint64_t count = 0;
-    for (size_t i = 0; i < EARLY_MAX / 64; i++)
-        count += (uint64_t)__builtin_popcountll (which->early[i]);
-    return count;
+    return (unsigned)__builtin_popcountll (which->early);
 }
 
 /* Unmap and remove file i of the table. */
@@ -399,16 +386,6 @@ next_ready (const lane *which, const gq_ledger *ledger)
     return found;
 }
 
-static void
-note_early (gq_lanes *self, lane *which, uint64_t sequence)
-{
-    /* A number below one whose message has come: its own was lost. */
-    if (sequence < which->come || (*early_bits (which, sequence) & early_bit (sequence)) != 0)
-        return;
-    *early_bits (which, sequence) |= early_bit (sequence);
-    self->early++;
-}
-
 bool
 gq_lanes_ready (gq_lanes *self, const gq_ledger *ledger, uint8_t header[GQ_FRAME_HEADER_BYTES])
 {
@@ -416,7 +393,8 @@ gq_lanes_ready (gq_lanes *self, const gq_ledger *ledger, uint8_t header[GQ_FRAME
         lane *which = self->lanes[(self->turn + i) % self->count];
         const uint32_t slot = next_ready (which, ledger);
         gq_frame frame;
-        if (self->current[which->actor] != which || slot == which->slot_count)
+        if (self->current[which->actor] != which || slot == which->slot_count ||
+            early_count (which) >= EARLY_MAX)
             continue;
         which->tried[slot] = atomic_load (&words_of (which)->ready[slot]);
         /* The actor's to write: what is looked at is a copy, and says the same as the words. */
@@ -424,9 +402,11 @@ gq_lanes_ready (gq_lanes *self, const gq_ledger *ledger, uint8_t header[GQ_FRAME
         if (gq_frame_decode (header, GQ_FRAME_HEADER_BYTES, &frame) != GQ_OK ||
             frame.lane != GQ_LANE_SHM || frame.actor != which->actor ||
             frame.epoch != which->epoch || frame.slot != slot ||
-            frame.sequence != which->tried[slot])
+            frame.sequence != which->tried[slot] || frame.sequence - which->come - 1 >= 64)
             continue;
-        note_early (self, which, frame.sequence);
+        which->early |= UINT64_C (1) << (frame.sequence - which->come - 1);
+        self->early++;
+        self->early_total++;
         self->turn = (self->turn + i + 1) % self->count;
         return true;
     }
@@ -437,22 +417,30 @@ bool
 gq_lanes_announced (gq_lanes *self, const gq_frame *frame)
 {
     lane *which = self->current[frame->actor];
-    if (which == NULL || which->epoch != frame->epoch || frame->sequence < which->come)
+    if (which == NULL || which->epoch != frame->epoch || frame->sequence <= which->come)
         return false;
-    const bool early = (*early_bits (which, frame->sequence) & early_bit (frame->sequence)) != 0;
+    const uint64_t step = frame->sequence - which->come;
+    const uint64_t before = early_count (which);
+    const bool early = step <= 64 && (which->early >> (step - 1) & 1) != 0;
     /* Messages of one actor come in order: those before it have come, or are lost. */
-    if (frame->sequence - which->come >= EARLY_MAX) {
-        self->early -= early_count (which);
-        memset (which->early, 0, sizeof which->early);
-    }
-    for (; which->come <= frame->sequence && frame->sequence - which->come < EARLY_MAX;
-         which->come++)
-        if ((*early_bits (which, which->come) & early_bit (which->come)) != 0) {
-            *early_bits (which, which->come) &= ~early_bit (which->come);
-            self->early--;
-        }
-    which->come = frame->sequence + 1;
+    which->early = step < 64 ? which->early >> step : 0;
+    which->come = frame->sequence;
+    self->early -= before - early_count (which);
     return early;
+}
+
+uint64_t
+gq_lanes_early_total (const gq_lanes *self)
+{
+    return self->early_total;
+}
+
+void
+gq_lanes_forget_early (gq_lanes *self)
+{
+    for (size_t i = 0; i < self->count; i++)
+        self->lanes[i]->early = 0;
+    self->early = 0;
 }
 
 uint64_t

@@ -67,6 +67,10 @@ bool gq_lanes_ready (gq_lanes *lanes, const gq_ledger *ledger,
 bool gq_lanes_announced (gq_lanes *lanes, const gq_frame *frame);
 /* How many gq_lanes_ready gave whose descriptors have not come, as far as is known. */
 uint64_t gq_lanes_early (const gq_lanes *lanes);
+/* How many it gave in all. */
+uint64_t gq_lanes_early_total (const gq_lanes *lanes);
+/* They are lost: the broker is another one. */
+void gq_lanes_forget_early (gq_lanes *lanes);
 /* Readable after an actor has rung (bell.h), -1: there is none; and forget the rings. */
 int gq_lanes_bell (const gq_lanes *lanes);
 void gq_lanes_silence (const gq_lanes *lanes);

@@ -168,6 +168,21 @@ receive_early (server *self)
     return true;
 }
 
+/* Is what is in hand the broker's mark, and no gradient? */
+static bool
+take_mark (server *self)
+{
+    bool another;
+    if (!gq_taken_mark (&self->taken, zmq_msg_data (&self->hand), zmq_msg_size (&self->hand),
+                        &another))
+        return false;
+    if (another && self->core.lanes != NULL)
+        gq_lanes_forget_early (self->core.lanes);
+    zmq_msg_close (&self->hand);
+    self->holding = false;
+    return true;
+}
+
 /* One frame, if one is here and can be taken. */
 static bool
 take_one (server *self)
@@ -188,11 +203,8 @@ take_one (server *self)
             if (!receive_early (self))
                 return false;
         }
-        if (gq_taken_mark (&self->taken, zmq_msg_data (&self->hand), zmq_msg_size (&self->hand))) {
-            zmq_msg_close (&self->hand);
-            self->holding = false;
+        if (take_mark (self))
             return true;
-        }
     }
     take (self);
     return !self->holding;

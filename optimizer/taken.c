@@ -14,10 +14,11 @@
 #define REPORT_NS 10000000u
 
 bool
-gq_taken_mark (gq_taken *taken, const void *bytes, size_t size)
+gq_taken_mark (gq_taken *taken, const void *bytes, size_t size, bool *another)
 {
     if (size != GQ_MARK_BYTES)
         return false;
+    *another = memcmp (taken->mark, bytes, sizeof (uint64_t)) != 0; /* its life */
     memcpy (taken->mark, bytes, GQ_MARK_BYTES);
     taken->marked = taken->owed = true;
     taken->count = 0;

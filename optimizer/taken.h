@@ -20,8 +20,9 @@ typedef struct gq_taken {
     uint64_t due_ns;             /* when to send it */
 } gq_taken;
 
-/* Is this message a mark, and no frame?  Then it is entered, and a report is due at once. */
-bool gq_taken_mark (gq_taken *taken, const void *bytes, size_t size);
+/* Is this message a mark, and no frame?  Then it is entered, and a report is due at once.
+ * *another: it is of another broker than the one before. */
+bool gq_taken_mark (gq_taken *taken, const void *bytes, size_t size, bool *another);
 
 /* One gradient more came out of the queue and was decided upon, now or before. */
 void gq_taken_add (gq_taken *taken);

@@ -97,7 +97,7 @@ const gq_option_row gq_option_table[] = {
     /* gradq-replay */
     COUNT ("until", REPLAY, "inf", 0, NO_BOUND, "VERSION", "reproduce this version; inf: the last one"),
     FLAG ("verify", REPLAY, "replay from each retained checkpoint to the next and compare, bit for bit"),
-    FLAG ("cut", REPLAY, "when the journal is damaged, cut it behind its last good record"),
+    FLAG ("cut", REPLAY, "when the journal is damaged, or names gradients that are gone, cut it behind its last good record"),
 
     /* gradq-top */
     FLAG ("once", TOP, "print one report and exit; without --json it comes after two looks, --interval-ms apart, for the rates"),

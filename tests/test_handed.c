@@ -20,7 +20,8 @@ mark (gq_handed *handed, gq_taken *taken, uint64_t now_ns)
     uint8_t bytes[GQ_MARK_BYTES];
     gq_handed_mark (handed, bytes);
     gq_handed_marked (handed, now_ns);
-    cr_assert (gq_taken_mark (taken, bytes, sizeof bytes));
+    bool another;
+    cr_assert (gq_taken_mark (taken, bytes, sizeof bytes, &another));
 }
 
 /* What the optimizer would say now. */
@@ -224,7 +225,8 @@ Test (handed, reports_are_due_at_once_after_a_mark_and_then_now_and_then)
 Test (handed, no_frame_is_taken_for_a_mark)
 {
     gq_taken taken = {0};
+    bool another;
     uint8_t bytes[GQ_FRAME_HEADER_BYTES] = {0};
     for (size_t size = 0; size <= sizeof bytes; size++)
-        cr_assert_eq (gq_taken_mark (&taken, bytes, size), size == GQ_MARK_BYTES);
+        cr_assert_eq (gq_taken_mark (&taken, bytes, size, &another), size == GQ_MARK_BYTES);
 }

@@ -276,6 +276,12 @@ show (replay *self, gq_error *error)
     gq_status status = reach (self, UINT64_MAX, until, UINT64_MAX, error);
     const gq_journal_end *end = &self->recovery.end;
     const bool unmade = status == GQ_OK && self->recovery.unmade;
+    if (status == GQ_NOTFOUND && self->recovery.lost && until != UINT64_MAX)
+        return gq_fail (error, status,
+                        "version %" PRIu64 " cannot be made: gradients before it lay in shared "
+                        "memory and are only named; version %" PRIu64 " can, and so can those of "
+                        "checkpoints (--journal keep keeps all)",
+                        until, self->core.version);
     if ((status == GQ_MALFORMED || (status == GQ_NOTFOUND && self->recovery.lost) || unmade) &&
         self->lock_fd >= 0) {
         fprintf (stderr, "gradq-replay: %s\n",
@@ -321,8 +327,15 @@ run (const gq_options *options)
     int code = status == GQ_INVALID    ? GQ_EXIT_USAGE
                : status == GQ_NOTFOUND ? GQ_EXIT_CONFIG
                                        : GQ_EXIT_FAILED;
-    if (status == GQ_OK && gq_options_flag (options, "cut"))
-        status = lock (self, &error);
+    if (status == GQ_OK && gq_options_flag (options, "cut")) {
+        if (gq_options_count (options, "until") != UINT64_MAX) {
+            status = gq_fail (&error, GQ_INVALID,
+                              "--cut looks at the whole run: it cannot be used with --until");
+            code = GQ_EXIT_USAGE;
+        } else {
+            status = lock (self, &error);
+        }
+    }
     if (status == GQ_OK && gq_options_flag (options, "verify"))
         status = verify (self, &error);
     if (status == GQ_OK) {
