@@ -391,10 +391,11 @@ gq_lanes_ready (gq_lanes *self, const gq_ledger *ledger, uint8_t header[GQ_FRAME
 {
     for (size_t i = 0; i < self->count; i++) {
         lane *which = self->lanes[(self->turn + i) % self->count];
-        const uint32_t slot = next_ready (which, ledger);
         gq_frame frame;
-        if (self->current[which->actor] != which || slot == which->slot_count ||
-            early_count (which) >= EARLY_MAX)
+        if (self->current[which->actor] != which || early_count (which) >= EARLY_MAX)
+            continue;
+        const uint32_t slot = next_ready (which, ledger);
+        if (slot == which->slot_count)
             continue;
         which->tried[slot] = atomic_load (&words_of (which)->ready[slot]);
         /* The actor's to write: what is looked at is a copy, and says the same as the words. */

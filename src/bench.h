@@ -151,8 +151,8 @@ GQ_CHECK gq_status gq_bench_memory (const gq_bench_point *point, gq_error *error
  * cache, so that making one writes it and reads nothing else. */
 #define GQ_BENCH_PIECE 4096
 
-/* to[count] = piece[GQ_BENCH_PIECE], over and over. */
-void gq_bench_fill (float *to, uint64_t count, const float *piece);
+/* Write piece[GQ_BENCH_PIECE] to to[bytes], over and over. */
+void gq_bench_fill (void *to, uint64_t bytes, const float *piece);
 
 /* A gradient, f32[count], 64-byte aligned: finite, of both signs, no denormals; yours to free.
  * NULL: memory. */

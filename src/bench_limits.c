@@ -39,12 +39,11 @@ gq_bench_warm_ns (double seconds)
 }
 
 void
-gq_bench_fill (float *to, uint64_t count, const float *piece)
+gq_bench_fill (void *to, uint64_t bytes, const float *piece)
 {
-    for (uint64_t at = 0; at < count; at += GQ_BENCH_PIECE)
-        memcpy (to + at, piece,
-                (size_t)(count - at < GQ_BENCH_PIECE ? count - at : GQ_BENCH_PIECE) *
-                    sizeof *piece);
+    const uint64_t size = GQ_BENCH_PIECE * sizeof *piece;
+    for (uint64_t at = 0; at < bytes; at += size)
+        memcpy ((uint8_t *)to + at, piece, (size_t)(bytes - at < size ? bytes - at : size));
 }
 
 float *

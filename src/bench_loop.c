@@ -114,7 +114,7 @@ turn (actor *self)
     float *buffer = gq_client_reserve (self->client);
     if (buffer == NULL)
         return gq_fail (&self->error, GQ_MEMORY, "out of memory for a gradient");
-    gq_bench_fill (buffer, shared->point->params, shared->gradient);
+    gq_bench_fill (buffer, shared->point->params * sizeof *buffer, shared->gradient);
     uint64_t sequence, now_ns = gq_now_ns ();
     if (counts (shared, now_ns))
         note_version (self, &weights, now_ns);

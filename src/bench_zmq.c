@@ -164,13 +164,7 @@ gq_raw_send (gq_station *at, uint32_t number)
     zmq_msg_t message;
     if (zmq_msg_init_size (&message, at->shared->bytes) != 0)
         return false;
-    uint8_t *to = zmq_msg_data (&message);
-    const uint64_t piece = GQ_BENCH_PIECE * sizeof (float);
-    for (uint64_t i = 0, left = at->shared->bytes; left > 0; i += piece) {
-        const uint64_t size = left < piece ? left : piece;
-        memcpy (to + i, at->shared->vector, size);
-        left -= size;
-    }
+    gq_bench_fill (zmq_msg_data (&message), at->shared->bytes, at->shared->vector);
     memcpy (zmq_msg_data (&message), &number, sizeof number);
     while (zmq_msg_send (&message, at->push[0], 0) < 0)
         if ((errno != EAGAIN && errno != EINTR) || atomic_load (&at->shared->stop)) {

@@ -73,7 +73,8 @@ typedef struct gq_ack {
 } gq_ack;
 
 /* Between broker and optimizer alone: a mark among the gradients, shorter than any frame, and what
- * the optimizer answers: the newest mark that reached it, and the gradients taken since, a u64. */
+ * the optimizer answers: the newest mark that reached it, the gradients that came out since, and
+ * those taken before they came out, a u64 each. */
 #define GQ_MARK_BYTES  16
 #define GQ_TAKEN_BYTES (GQ_MARK_BYTES + 16)
 
