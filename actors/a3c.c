@@ -10,28 +10,38 @@
 #include <assert.h>
 #include <math.h>
 
-void
-gq_a3c_returns (const gq_a3c_config *config, const gq_a3c_steps *steps, double *returns,
-                double *advantages)
+/* One environment's: rows k, k + K, k + 2 K, ... */
+static void
+returns_of (const gq_a3c_config *config, const gq_a3c_steps *steps, size_t k, double *returns,
+            double *advantages)
 {
     size_t last = steps->step_count - 1;
     double next_return = 0, next_value = 0, next_advantage = 0;
 
-    assert (steps->step_count >= 1);
     for (size_t t = steps->step_count; t-- > 0;) {
-        if (t == last || steps->cut[t]) {
-            next_return = (double)steps->beyond[t];
+        size_t row = t * steps->env_count + k;
+        if (t == last || steps->cut[row]) {
+            next_return = (double)steps->beyond[row];
             next_value = next_return;
             next_advantage = 0;
         }
-        double reward = (double)steps->rewards[t], value = (double)steps->values[t];
+        double reward = (double)steps->rewards[row], value = (double)steps->values[row];
         double delta = reward + config->gamma * next_value - value;
         next_return = reward + config->gamma * next_return;
         next_advantage = delta + config->gamma * config->lambda * next_advantage;
         next_value = value;
-        returns[t] = next_return;
-        advantages[t] = next_advantage;
+        returns[row] = next_return;
+        advantages[row] = next_advantage;
     }
+}
+
+void
+gq_a3c_returns (const gq_a3c_config *config, const gq_a3c_steps *steps, double *returns,
+                double *advantages)
+{
+    assert (steps->step_count >= 1 && steps->env_count >= 1);
+    for (size_t k = 0; k < steps->env_count; k++)
+        returns_of (config, steps, k, returns, advantages);
 }
 
 /* log sum exp (logits[A]), shifted by the largest so that nothing overflows. */
@@ -78,10 +88,11 @@ gq_a3c_differentiate (const gq_a3c_config *config, const gq_a3c_steps *steps, co
 {
     gq_a3c_loss loss = {0};
     uint32_t action_count = steps->action_count;
-    double scale = config->mean ? 1 / (double)steps->step_count : 1;
+    size_t rows = steps->step_count * steps->env_count;
+    double scale = 1 / (double)(config->mean ? rows : steps->env_count);
 
-    assert (steps->step_count >= 1 && action_count >= 1);
-    for (size_t t = 0; t < steps->step_count; t++) {
+    assert (rows >= 1 && action_count >= 1);
+    for (size_t t = 0; t < rows; t++) {
         assert (steps->actions[t] >= 0 && (uint32_t)steps->actions[t] < action_count);
         differentiate_policy (config, steps->logits + t * action_count, action_count,
                               (uint32_t)steps->actions[t], advantages[t], scale,

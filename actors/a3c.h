@@ -21,23 +21,26 @@ typedef struct gq_a3c_config {
     double value_weight;   /* of 0.5 (V - R)^2 */
     double entropy_weight; /* of the entropy bonus */
     bool mean;             /* reduce over steps by the mean instead of the sum */
+    /* Environments always by the mean: a gradient of K environments is the mean of K gradients, so
+     * that learning rate, epsilon and clipping norm need not know K. */
 } gq_a3c_config;
 
-/* T steps in a row, A actions.  All borrowed. */
+/* T steps in a row of K environments, A actions.  All borrowed. */
 typedef struct gq_a3c_steps {
     size_t step_count;      /* T >= 1 */
+    size_t env_count;       /* K >= 1 */
     uint32_t action_count;  /* A >= 1 */
-    const float *logits;    /* (T, A) */
-    const float *values;    /* (T) */
-    const int32_t *actions; /* (T), each in [0, A) */
-    const float *rewards;   /* (T) */
-    const uint8_t *cut;     /* (T), 1: the episode ended after this step, for whatever reason */
-    /* (T), value of what lies beyond step t; read where cut[t] and at t = T-1.  0 after a
+    const float *logits;    /* (T, K, A) */
+    const float *values;    /* (T, K) */
+    const int32_t *actions; /* (T, K), each in [0, A) */
+    const float *rewards;   /* (T, K) */
+    const uint8_t *cut;     /* (T, K), 1: the episode ended after this step, for whatever reason */
+    /* (T, K), value of what lies beyond step t; read where cut[t] and at t = T-1.  0 after a
      * termination, the critic's value of the last observation after a truncation. */
     const float *beyond;
 } gq_a3c_steps;
 
-/* Reduced over T as config->mean says; total = policy + value_weight * value
+/* Reduced over T and K as config->mean says; total = policy + value_weight * value
  * - entropy_weight * entropy. */
 typedef struct gq_a3c_loss {
     double total;
@@ -49,14 +52,14 @@ typedef struct gq_a3c_loss {
 /*
  * returns[t] = r[t] + gamma * returns[t+1], advantages[t] = delta[t] + gamma * lambda *
  * advantages[t+1] with delta[t] = r[t] + gamma * V[t+1] - V[t]; both start anew from beyond[t] at
- * cuts and at the end.  O(T).
+ * cuts and at the end.  Both (T, K).  O(T K).
  */
 void gq_a3c_returns (const gq_a3c_config *config, const gq_a3c_steps *steps, double *returns,
                      double *advantages);
 
 /*
- * Loss, and its derivatives d_logits (T, A) and d_values (T); returns and advantages (T) are
- * constants of the loss.  O(T A).
+ * Loss, and its derivatives d_logits (T, K, A) and d_values (T, K); returns and advantages (T, K)
+ * are constants of the loss.  O(T K A).
  */
 gq_a3c_loss gq_a3c_differentiate (const gq_a3c_config *config, const gq_a3c_steps *steps,
                                   const double *returns, const double *advantages, float *d_logits,

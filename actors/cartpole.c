@@ -28,12 +28,16 @@
 #define FIRST_SEED    1 /* of an environment that is reset without a seed */
 
 typedef struct cartpole {
-    gq_env env;
     gq_random random;
     double x, x_dot, theta, theta_dot;
     unsigned steps; /* of this episode */
     bool playing;
 } cartpole;
+
+typedef struct cartpoles {
+    gq_env env;
+    cartpole *poles; /* [count] */
+} cartpoles;
 
 static void
 observe (const cartpole *pole, float *observation)
@@ -44,10 +48,21 @@ observe (const cartpole *pole, float *observation)
     observation[3] = (float)pole->theta_dot;
 }
 
-static gq_status
-reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *error)
+static void
+begin (cartpole *pole, const double state[4])
 {
-    cartpole *pole = (cartpole *)env;
+    pole->x = state[0];
+    pole->x_dot = state[1];
+    pole->theta = state[2];
+    pole->theta_dot = state[3];
+    pole->steps = 0;
+    pole->playing = true;
+}
+
+static gq_status
+reset (gq_env *env, uint32_t index, const uint64_t *seed, float *observation, gq_error *error)
+{
+    cartpole *pole = &((cartpoles *)env)->poles[index];
     double state[4];
 
     (void)error;
@@ -55,17 +70,14 @@ reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *error)
         gq_random_seed (&pole->random, *seed);
     for (int i = 0; i < 4; i++)
         state[i] = -RESET_LIMIT + 2 * RESET_LIMIT * gq_random_uniform (&pole->random);
-    gq_cartpole_set_state (env, state);
+    begin (pole, state);
     observe (pole, observation);
     return GQ_OK;
 }
 
-static gq_status
-step (gq_env *env, uint32_t action, float *observation, gq_env_outcome *outcome, gq_error *error)
+static void
+step_one (cartpole *pole, uint32_t action, float *observation, gq_env_outcome *outcome)
 {
-    cartpole *pole = (cartpole *)env;
-
-    (void)error;
     assert (action < 2 && pole->playing);
     double force = action == 1 ? FORCE : -FORCE;
     double cosine = cos (pole->theta), sine = sin (pole->theta);
@@ -86,12 +98,23 @@ step (gq_env *env, uint32_t action, float *observation, gq_env_outcome *outcome,
                           pole->theta > THETA_LIMIT;
     outcome->truncated = pole->steps >= EPISODE_STEPS;
     pole->playing = !outcome->terminated && !outcome->truncated;
+}
+
+static gq_status
+step (gq_env *env, const uint32_t *actions, float *observations, gq_env_outcome *outcomes,
+      gq_error *error)
+{
+    (void)error;
+    for (uint32_t k = 0; k < env->count; k++)
+        step_one (&((cartpoles *)env)->poles[k], actions[k],
+                  observations + k * env->spec.observation_count, &outcomes[k]);
     return GQ_OK;
 }
 
 static void
 destroy (gq_env **env_p)
 {
+    free (((cartpoles *)*env_p)->poles);
     free (*env_p);
     *env_p = NULL;
 }
@@ -107,35 +130,34 @@ gq_cartpole_create (gq_env **env_p, const gq_env_config *config, gq_error *error
                         "--env-set %s: the built-in CartPole-v1 takes no arguments; "
                         "gym:CartPole-v1 takes Gymnasium's",
                         config->sets[0]);
-    cartpole *pole = calloc (1, sizeof *pole);
-    if (pole == NULL)
+    cartpoles *self = calloc (1, sizeof *self);
+    cartpole *poles = calloc (config->count, sizeof *poles);
+    if (self == NULL || poles == NULL) {
+        free (self), free (poles);
         return gq_fail (error, GQ_MEMORY, "out of memory for CartPole-v1");
-    pole->env.ops = &ops;
-    pole->env.spec = (gq_env_spec){
+    }
+    self->env.ops = &ops;
+    self->env.spec = (gq_env_spec){
         .observation_rank = 1, .observation_shape = {4}, .observation_count = 4, .action_count = 2};
-    gq_random_seed (&pole->random, FIRST_SEED);
-    *env_p = &pole->env;
+    self->env.count = config->count;
+    self->poles = poles;
+    for (uint32_t k = 0; k < config->count; k++)
+        gq_random_seed (&poles[k].random, gq_random_stream (FIRST_SEED, k));
+    *env_p = &self->env;
     return GQ_OK;
 }
 
 void
 gq_cartpole_set_state (gq_env *env, const double state[4])
 {
-    cartpole *pole = (cartpole *)env;
-
     assert (env->ops == &ops);
-    pole->x = state[0];
-    pole->x_dot = state[1];
-    pole->theta = state[2];
-    pole->theta_dot = state[3];
-    pole->steps = 0;
-    pole->playing = true;
+    begin (((cartpoles *)env)->poles, state);
 }
 
 void
 gq_cartpole_state (const gq_env *env, double state[4])
 {
-    const cartpole *pole = (const cartpole *)env;
+    const cartpole *pole = ((const cartpoles *)env)->poles;
 
     assert (env->ops == &ops);
     state[0] = pole->x;

@@ -9,7 +9,7 @@
 #include "blas.h"
 
 #define SIDE 3 /* of a kernel; stride 2 and padding 1 are in the indices below */
-/* Floats of patches in one product of backward: 512 kB, about half of a core's L2 cache. */
+/* Floats of patches in one product: 512 kB, about half of a core's L2 cache. */
 #define PATCHES_TARGET 131072
 
 void
@@ -94,16 +94,22 @@ scatter (const gq_conv *conv, const gq_activation *loops, const float *patches, 
 }
 
 void
-gq_conv_forward (const gq_conv *conv, const gq_conv_scratch *scratch, size_t slot,
-                 const float *bias, float *out, size_t out_row)
+gq_conv_forward (const gq_conv *conv, const gq_conv_scratch *scratch, size_t first, size_t count,
+                 const float *bias, float *out, size_t out_row, size_t out_image)
 {
-    const size_t row = conv->out_width * conv->filters;
-    gather (conv, conv->input + slot * conv->padded, scratch->patches);
-    gq_multiply (CblasNoTrans, CblasTrans, conv->places, conv->filters, conv->patch,
-                 scratch->patches, conv->kernels, 0.0f, scratch->rows);
-    for (size_t y = 0; y < conv->out_height; y++)
-        scratch->loops->elu (conv->out_width, conv->filters, bias, scratch->rows + y * row,
-                             out + y * out_row);
+    const size_t row = conv->out_width * conv->filters, patches = conv->places * conv->patch;
+    for (size_t done = 0; done < count; done += conv->batch) {
+        size_t inputs = count - done < conv->batch ? count - done : conv->batch;
+        for (size_t i = 0; i < inputs; i++)
+            gather (conv, conv->input + (first + done + i) * conv->padded,
+                    scratch->patches + i * patches);
+        gq_multiply (CblasNoTrans, CblasTrans, inputs * conv->places, conv->filters, conv->patch,
+                     scratch->patches, conv->kernels, 0.0f, scratch->rows);
+        const float *rows = scratch->rows;
+        for (size_t i = 0; i < inputs; i++, out += out_image)
+            for (size_t y = 0; y < conv->out_height; y++, rows += row)
+                scratch->loops->elu (conv->out_width, conv->filters, bias, rows, out + y * out_row);
+    }
 }
 
 /* The gradient of one input, through the ELU that made it, from that of its patches. */

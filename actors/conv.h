@@ -24,7 +24,7 @@ typedef struct gq_conv {
     size_t places;                /* P = out_height * out_width */
     size_t patch;                 /* 9 C */
     size_t padded;                /* floats of one input: (height + 2) (width + 2) C */
-    size_t batch;                 /* steps of one product in backward */
+    size_t batch;                 /* inputs of one product */
     float *input;                 /* [slots, height + 2, width + 2, C]; its border stays zero */
     float *kernels;               /* [F, 3, 3, C] */
     float *d_kernels;             /* [F, 3, 3, C] */
@@ -35,7 +35,7 @@ typedef struct gq_conv {
 typedef struct gq_conv_scratch {
     const gq_activation *loops;
     float *patches; /* [most of batch P 9 C] */
-    float *rows;    /* [most of P F] */
+    float *rows;    /* [most of batch P F] */
     float *d_image; /* [most of padded] */
 } gq_conv_scratch;
 
@@ -51,9 +51,11 @@ size_t gq_conv_row (const gq_conv *conv);
 void gq_conv_pack (gq_conv *conv, const float *weights);
 void gq_conv_unpack (const gq_conv *conv, float *d_weights);
 
-/* Input `slot` to out: out_height rows of out_width * F floats, out_row floats apart. */
-void gq_conv_forward (const gq_conv *conv, const gq_conv_scratch *scratch, size_t slot,
-                      const float *bias, float *out, size_t out_row);
+/* Inputs first .. first + count - 1 to out: each out_height rows of out_width * F floats, out_row
+ * floats apart; out_image floats from one's first to the next one's. */
+void gq_conv_forward (const gq_conv *conv, const gq_conv_scratch *scratch, size_t first,
+                      size_t count, const float *bias, float *out, size_t out_row,
+                      size_t out_image);
 
 /*
  * Inputs first .. first + count - 1, to which d_output[0 .. count - 1] belong: add to d_kernels and

@@ -7,19 +7,19 @@
 
 #include <string.h>
 
-#include "jobs.h"
-
 gq_status
 gq_env_create (gq_env **env_p, const gq_env_config *config, gq_error *error)
 {
     *env_p = NULL;
     if (strcmp (config->name, "CartPole-v1") == 0)
         return gq_cartpole_create (env_p, config, error);
+    if (strcmp (config->name, "Pong") == 0)
+        return gq_pong_create (env_p, config, error);
     if (strncmp (config->name, "gym:", 4) == 0 && config->name[4] != '\0')
         return gq_gym_create (env_p, config->name + 4, config, error);
     return gq_fail (error, GQ_INVALID,
-                    "--env %s: there is no such environment; built in is CartPole-v1, and gym:ID "
-                    "takes any of Gymnasium's",
+                    "--env %s: there is no such environment; built in are CartPole-v1 and Pong, "
+                    "and gym:ID takes any of Gymnasium's",
                     config->name);
 }
 
@@ -28,16 +28,4 @@ gq_env_destroy (gq_env **env_p)
 {
     if (*env_p != NULL)
         (*env_p)->ops->destroy (env_p);
-}
-
-gq_status
-gq_env_from_options (gq_env **env_p, const gq_options *options, gq_error *error)
-{
-    gq_env_config config = GQ_ENV_CONFIG;
-
-    config.name = gq_options_text (options, "env");
-    config.python = gq_options_text (options, "python");
-    config.set_count = gq_options_list (options, "env-set", &config.sets);
-    config.interrupted = gq_stop_requested;
-    return gq_env_create (env_p, &config, error);
 }

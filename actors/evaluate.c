@@ -10,6 +10,7 @@
 
 #include "gradq/limits.h"
 #include "jobs.h"
+#include "normalise.h"
 
 /* Past the streams of all actors: evaluation sees other episodes than training did. */
 #define STREAM GQ_ACTORS_MAX
@@ -21,13 +22,21 @@ typedef struct player {
     float *observation; /* [observation_count] */
     float *logits;      /* [A] */
     gq_random random;
-    bool greedy;
+    bool greedy, normalise;
+    gq_normaliser normaliser;
 } player;
 
 typedef struct episode_result {
     double reward_sum;
     uint64_t length;
 } episode_result;
+
+static void
+normalise (player *p)
+{
+    if (p->normalise)
+        gq_normalise (&p->normaliser, p->observation, p->env->spec.observation_count);
+}
 
 static gq_status
 play_episode (player *p, const uint64_t *seed, episode_result *result, gq_error *error)
@@ -38,8 +47,9 @@ play_episode (player *p, const uint64_t *seed, episode_result *result, gq_error 
 
     result->reward_sum = 0;
     result->length = 0;
-    gq_status status = p->env->ops->reset (p->env, seed, p->observation, error);
-    p->net->ops->reset (p->net);
+    gq_status status = p->env->ops->reset (p->env, 0, seed, p->observation, error);
+    normalise (p);
+    p->net->ops->reset (p->net, 0);
     while (status == GQ_OK && !outcome.terminated && !outcome.truncated) {
         if (gq_stop_requested ())
             return gq_fail (error, GQ_CLOSED, "interrupted");
@@ -47,7 +57,8 @@ play_episode (player *p, const uint64_t *seed, episode_result *result, gq_error 
         p->net->ops->step (p->net, p->weights, p->observation, p->logits, &value);
         uint32_t action = p->greedy ? gq_a3c_greedy (p->logits, action_count)
                                     : gq_a3c_sample (p->logits, action_count, &p->random);
-        status = p->env->ops->step (p->env, action, p->observation, &outcome, error);
+        status = p->env->ops->step (p->env, &action, p->observation, &outcome, error);
+        normalise (p);
         result->reward_sum += (double)outcome.reward;
         result->length++;
     }
@@ -130,6 +141,7 @@ play (player *p, const gq_options *options, gq_error *error)
         return gq_fail (error, GQ_MEMORY, "out of memory for %zu episodes", count);
     gq_random_seed (&p->random, seed);
     p->greedy = gq_options_flag (options, "greedy");
+    p->normalise = gq_normalise_from_options (options);
     for (size_t i = 0; status == GQ_OK && i < count; i++)
         status = play_episode (p, i == 0 ? &seed : NULL, &results[i], error);
     if (status == GQ_OK)
@@ -152,7 +164,7 @@ gq_job_evaluate (const gq_options *options, gq_error *error)
 
     if (status != GQ_OK)
         return status; /* names the path itself */
-    status = gq_env_from_options (&p.env, options, error);
+    status = gq_env_from_options (&p.env, options, 1, error);
     if (status == GQ_OK) {
         status = load (&p, gq_net_named (gq_options_text (options, "net")), file, &reason);
         if (status != GQ_OK)

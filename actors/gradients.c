@@ -183,6 +183,7 @@ compute (work *w)
 {
     const gq_net_ops *ops = w->net->ops;
     gq_a3c_steps steps = {.step_count = w->steps,
+                          .env_count = 1,
                           .action_count = (uint32_t)w->actions,
                           .logits = w->logits,
                           .values = w->values,
@@ -196,7 +197,7 @@ compute (work *w)
         ops->step (w->net, w->weights, w->observations + t * w->inputs, w->logits + t * w->actions,
                    &w->values[t]);
         if (w->done[t])
-            ops->reset (w->net);
+            ops->reset (w->net, 0);
     }
     /* The file knows terminations only: beyond[t] stays 0 but after the last step. */
     if (!w->done[w->steps - 1])

@@ -1,6 +1,6 @@
 /*
- * Any Gymnasium environment, in a Python child process behind two pipes.  Step 0 of a gradient's
- * path.
+ * Any Gymnasium environment, in a Python child process behind two pipes; all games of one actor in
+ * one child.  Step 0 of a gradient's path.
  *
  * Must never run after the process' first ZeroMQ call (it forks), never trust a byte of the child
  * (it runs arbitrary packages), and never wait without an end for it.
@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "env.h"
+#include "frame.h"
 #include "stats.h"
 
 __asm__(".pushsection .rodata\n"
@@ -35,17 +36,22 @@ __asm__(".pushsection .rodata\n"
         ".popsection\n");
 extern const char gq_gym_bridge_text[] __attribute__ ((visibility ("hidden")));
 
-#define CHILD_REQUESTS 3 /* descriptors that the bridge reads and writes */
-#define CHILD_ANSWERS  4
-#define TEXT_BYTES_MAX 1000 /* of an error answer; the bridge keeps below */
-#define POLL_MS        100  /* between two looks at `interrupted` */
-#define STOP_MS        2000 /* for env.close (); then SIGKILL */
+#define CHILD_REQUESTS   3 /* descriptors that the bridge reads and writes */
+#define CHILD_ANSWERS    4
+#define TEXT_BYTES_MAX   1000       /* of an error answer; the bridge keeps below */
+#define PIPE_BYTES       (1 << 20)  /* asked for: answers of many frames pass with fewer switches */
+#define POLL_MS          100        /* between two looks at `interrupted` */
+#define ANSWER_BYTES_MAX (1u << 30) /* of the observations of one answer */
+#define STOP_MS          2000       /* for env.close (); then SIGKILL */
 
 enum { REQUEST_RESET = 1, REQUEST_STEP = 2 };
 enum { ANSWER_SPEC = 1, ANSWER_STATE = 2, ANSWER_WRONG = 3, ANSWER_FAILED = 4 };
 
+/* What an observation is on the wire. */
+enum format { FORMAT_FLOAT, FORMAT_PLANES, FORMAT_PIXELS, FORMAT_ATARI, FORMATS };
+
 typedef struct gym_request {
-    uint32_t kind, argument;
+    uint32_t kind, index, seeded, unused;
     uint64_t seed;
 } gym_request;
 
@@ -64,7 +70,10 @@ typedef struct gym_env {
     int requests, answers; /* our ends, -1: none */
     int step_timeout_ms;
     bool (*interrupted) (void);
-    char name[128]; /* for messages */
+    enum format format;
+    uint32_t wire_bytes; /* of one observation on the wire */
+    uint8_t *wire;       /* [wire_bytes] */
+    char name[128];      /* for messages */
 } gym_env;
 
 /* Wait until the child has written or gone. */
@@ -149,59 +158,124 @@ deadline_after (int timeout_ms)
     return gq_now_ns () + (uint64_t)timeout_ms * 1000000u;
 }
 
-/* One request and its state. */
+/* All bytes of a request.  They are few, and the child reads each request before it answers. */
 static gq_status
-ask (gym_env *gym, const gym_request *request, float *observation, outcome_body *outcome,
-     gq_error *error)
+send_request (const gym_env *gym, const void *bytes, size_t size, gq_error *error)
+{
+    const uint8_t *next = bytes;
+
+    while (size > 0) {
+        ssize_t sent = write (gym->requests, next, size);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && errno == EPIPE) /* its last words may wait to be read */
+            return GQ_OK;
+        if (sent < 0)
+            return gq_fail (error, GQ_IO, "gym:%s: write: %s", gym->name, strerror (errno));
+        next += sent;
+        size -= (size_t)sent;
+    }
+    return GQ_OK;
+}
+
+/* gym->wire to the floats that the net sees. */
+static void
+convert (const gym_env *gym, float *observation)
+{
+    const gq_env_spec *spec = &gym->env.spec;
+    const uint8_t *wire = gym->wire;
+
+    switch (gym->format) {
+    case FORMAT_PLANES:
+        for (size_t i = 0; i < spec->observation_count; i++)
+            observation[i] = (float)wire[i] / 255.0f;
+        break;
+    case FORMAT_PIXELS: {
+        size_t channels = spec->observation_shape[0], places = spec->observation_count / channels;
+        for (size_t place = 0; place < places; place++)
+            for (size_t c = 0; c < channels; c++)
+                observation[c * places + place] = (float)*wire++ / 255.0f;
+        break;
+    }
+    case FORMAT_ATARI:
+        gq_frame_reduce (wire, observation);
+        break;
+    case FORMAT_FLOAT:
+    case FORMATS:
+        memcpy (observation, wire, spec->observation_count * sizeof *observation);
+        break;
+    }
+}
+
+/* The answer with the states of `count` games. */
+static gq_status
+read_states (gym_env *gym, uint32_t count, float *observations, outcome_body *outcomes,
+             gq_error *error)
 {
     uint64_t deadline_ns = deadline_after (gym->step_timeout_ms);
-    size_t observation_bytes = gym->env.spec.observation_count * sizeof *observation;
-    ssize_t sent;
+    uint32_t expected = count * ((uint32_t)sizeof *outcomes + gym->wire_bytes);
     gym_answer head;
 
-    /* 16 bytes fit the pipe: the child answers each request before the next is written. */
-    do
-        sent = write (gym->requests, request, sizeof *request);
-    while (sent < 0 && errno == EINTR);
-    if (sent < 0 && errno != EPIPE) /* EPIPE: its last words may wait to be read */
-        return gq_fail (error, GQ_IO, "gym:%s: write: %s", gym->name, strerror (errno));
     gq_status status = read_head (gym, ANSWER_STATE, &head, deadline_ns, error);
     if (status != GQ_OK)
         return status;
-    if (head.bytes != sizeof *outcome + observation_bytes)
-        return gq_fail (error, GQ_IO, "gym:%s: an observation of %u bytes came, its space says %zu",
-                        gym->name, head.bytes - (uint32_t)sizeof *outcome, observation_bytes);
-    status = read_all (gym, outcome, sizeof *outcome, deadline_ns, error);
-    if (status == GQ_OK)
-        status = read_all (gym, observation, observation_bytes, deadline_ns, error);
+    if (head.bytes != expected)
+        return gq_fail (error, GQ_IO,
+                        "gym:%s: states of %u bytes came, %u were expected: an observation is not "
+                        "of its space's size",
+                        gym->name, head.bytes, expected);
+    for (uint32_t k = 0; status == GQ_OK && k < count; k++) {
+        status = read_all (gym, &outcomes[k], sizeof outcomes[k], deadline_ns, error);
+        if (status == GQ_OK)
+            status = read_all (gym, gym->wire, gym->wire_bytes, deadline_ns, error);
+        if (status == GQ_OK)
+            convert (gym, observations + k * gym->env.spec.observation_count);
+    }
     return status;
 }
 
 static gq_status
-reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *error)
+reset (gq_env *env, uint32_t index, const uint64_t *seed, float *observation, gq_error *error)
 {
-    gym_request request = {
-        .kind = REQUEST_RESET, .argument = seed != NULL, .seed = seed != NULL ? *seed : 0};
+    gym_env *gym = (gym_env *)env;
+    gym_request request = {.kind = REQUEST_RESET,
+                           .index = index,
+                           .seeded = seed != NULL,
+                           .seed = seed != NULL ? *seed : 0};
     outcome_body outcome;
 
-    return ask ((gym_env *)env, &request, observation, &outcome, error);
+    assert (index < env->count);
+    gq_status status = send_request (gym, &request, sizeof request, error);
+    if (status == GQ_OK)
+        status = read_states (gym, 1, observation, &outcome, error);
+    return status;
 }
 
 static gq_status
-step (gq_env *env, uint32_t action, float *observation, gq_env_outcome *outcome, gq_error *error)
+step (gq_env *env, const uint32_t *actions, float *observations, gq_env_outcome *outcomes,
+      gq_error *error)
 {
-    gym_request request = {.kind = REQUEST_STEP, .argument = action};
-    outcome_body body;
+    gym_env *gym = (gym_env *)env;
+    struct {
+        gym_request head;
+        uint32_t actions[GQ_ENV_COUNT_MAX];
+    } request = {.head = {.kind = REQUEST_STEP}};
+    outcome_body bodies[GQ_ENV_COUNT_MAX];
+    size_t action_bytes = env->count * sizeof *actions;
 
-    assert (action < env->spec.action_count);
-    gq_status status = ask ((gym_env *)env, &request, observation, &body, error);
-    if (status == GQ_OK && !isfinite (body.reward))
-        status = gq_fail (error, GQ_IO, "gym:%s: the environment's reward is not finite",
-                          ((gym_env *)env)->name);
-    if (status == GQ_OK) {
-        outcome->reward = (float)body.reward;
-        outcome->terminated = body.terminated != 0;
-        outcome->truncated = body.truncated != 0;
+    for (uint32_t k = 0; k < env->count; k++)
+        assert (actions[k] < env->spec.action_count);
+    memcpy (request.actions, actions, action_bytes);
+    gq_status status = send_request (gym, &request, sizeof request.head + action_bytes, error);
+    if (status == GQ_OK)
+        status = read_states (gym, env->count, observations, bodies, error);
+    for (uint32_t k = 0; status == GQ_OK && k < env->count; k++) {
+        if (!isfinite (bodies[k].reward))
+            status =
+                gq_fail (error, GQ_IO, "gym:%s: the environment's reward is not finite", gym->name);
+        outcomes[k] = (gq_env_outcome){.reward = (float)bodies[k].reward,
+                                       .terminated = bodies[k].terminated != 0,
+                                       .truncated = bodies[k].truncated != 0};
     }
     return status;
 }
@@ -236,6 +310,7 @@ destroy (gq_env **env_p)
         close (self->answers);
     if (self->child > 0)
         reap (self->child);
+    free (self->wire);
     free (self);
     *env_p = NULL;
 }
@@ -307,6 +382,7 @@ spawn (gym_env *self, char *const arguments[], gq_error *error)
         return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
     }
     self->answers = answers[0];
+    (void)fcntl (answers[0], F_SETPIPE_SZ, PIPE_BYTES); /* the system may allow less */
     if (pipe2 (failed, O_CLOEXEC) != 0) {
         close (requests[0]), close (answers[1]);
         return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
@@ -332,11 +408,40 @@ spawn (gym_env *self, char *const arguments[], gq_error *error)
     return GQ_OK;
 }
 
+/* What an observation is on the wire, and memory for one. */
+static gq_status
+take_format (gym_env *self, uint32_t format, gq_error *error)
+{
+    const gq_env_spec *spec = &self->env.spec;
+    bool image = spec->observation_rank == 3;
+    bool reduced = image && spec->observation_shape[0] == 1 &&
+                   spec->observation_shape[1] == GQ_FRAME_REDUCED &&
+                   spec->observation_shape[2] == GQ_FRAME_REDUCED;
+
+    self->format = (enum format)format;
+    if ((format == FORMAT_PIXELS && !image) || (format == FORMAT_ATARI && !reduced))
+        return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", self->name);
+    self->wire_bytes = (uint32_t)spec->observation_count;
+    if (format == FORMAT_FLOAT)
+        self->wire_bytes *= (uint32_t)sizeof (float);
+    if (format == FORMAT_ATARI)
+        self->wire_bytes = GQ_FRAME_SIDE * GQ_FRAME_SIDE;
+    if ((uint64_t)self->wire_bytes * self->env.count > ANSWER_BYTES_MAX)
+        return gq_fail (error, GQ_INVALID,
+                        "gym:%s: %u environments with observations of %u bytes are too many for "
+                        "one actor; lower --envs-per-actor",
+                        self->name, self->env.count, self->wire_bytes);
+    self->wire = malloc (self->wire_bytes);
+    if (self->wire == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory for gym:%s", self->name);
+    return GQ_OK;
+}
+
 static gq_status
 read_spec (gym_env *self, int timeout_ms, gq_error *error)
 {
     struct {
-        uint32_t rank, action_count;
+        uint32_t rank, action_count, format, unused;
         uint64_t shape[GQ_RANK_MAX];
     } body;
     size_t fixed = sizeof body - sizeof body.shape;
@@ -352,7 +457,8 @@ read_spec (gym_env *self, int timeout_ms, gq_error *error)
     status = read_all (self, &body, head.bytes, deadline_ns, error);
     if (status != GQ_OK)
         return status;
-    if (body.rank > GQ_RANK_MAX || head.bytes != fixed + body.rank * sizeof body.shape[0])
+    if (body.rank > GQ_RANK_MAX || body.format >= FORMATS ||
+        head.bytes != fixed + body.rank * sizeof body.shape[0])
         return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", self->name);
     spec->observation_rank = body.rank;
     spec->observation_count = 1;
@@ -367,7 +473,7 @@ read_spec (gym_env *self, int timeout_ms, gq_error *error)
     if (body.action_count < 1 || body.action_count > GQ_ENV_ACTIONS_MAX)
         return gq_fail (error, GQ_INVALID, "gym:%s: %u actions; gradq takes 1 to %d", self->name,
                         body.action_count, GQ_ENV_ACTIONS_MAX);
-    return GQ_OK;
+    return take_format (self, body.format, error);
 }
 
 gq_status
@@ -377,7 +483,8 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
 
     *env_p = NULL;
     size_t count = 0;
-    char **arguments = calloc (config->set_count + 6, sizeof *arguments);
+    char count_text[16];
+    char **arguments = calloc (config->set_count + 7, sizeof *arguments);
     gym_env *self = calloc (1, sizeof *self);
     if (arguments == NULL || self == NULL) {
         free (arguments);
@@ -385,6 +492,7 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
         return gq_fail (error, GQ_MEMORY, "out of memory for gym:%s", id);
     }
     self->env.ops = &ops;
+    self->env.count = config->count;
     self->requests = self->answers = -1;
     self->step_timeout_ms = config->step_timeout_ms;
     self->interrupted = config->interrupted;
@@ -397,6 +505,8 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
     arguments[count++] = (char[]){"-c"};
     arguments[count++] = (char *)(uintptr_t)gq_gym_bridge_text;
     arguments[count++] = (char *)(uintptr_t)id;
+    snprintf (count_text, sizeof count_text, "%u", config->count);
+    arguments[count++] = count_text;
     for (size_t i = 0; i < config->set_count; i++)
         arguments[count++] = (char *)(uintptr_t)config->sets[i];
     /* calloc left the NULL that ends the list. */

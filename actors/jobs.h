@@ -1,5 +1,5 @@
 /*
- * The three jobs of gradq-actor, and what they share.  Step 0 of a gradient's path.
+ * The jobs of gradq-actor, and what they share.  Step 0 of a gradient's path.
  */
 #ifndef GQ_JOBS_H
 #define GQ_JOBS_H
@@ -10,6 +10,7 @@
 #include "env.h"
 #include "net.h"
 #include "options.h"
+#include "rollout.h"
 #include "safetensors.h"
 
 /* SIGINT or SIGTERM has come: end at the next step. */
@@ -20,8 +21,21 @@ void gq_stop_on_signals (void);
 /* --net; the options table allows no other word. */
 const gq_net_ops *gq_net_named (const char *name);
 
-/* --env, --env-set, --python.  The environment is yours; errors as gq_env_create. */
-GQ_CHECK gq_status gq_env_from_options (gq_env **env_p, const gq_options *options, gq_error *error);
+/* --env, --env-set, --python; `count` games.  The environment is yours; errors as gq_env_create. */
+GQ_CHECK gq_status gq_env_from_options (gq_env **env_p, const gq_options *options, uint32_t count,
+                                        gq_error *error);
+
+/* --net, --hidden, for this environment's observations, actions and count of games, and rollouts of
+ * `rollout_steps`.  The net is yours; errors as its create. */
+GQ_CHECK gq_status gq_net_from_options (gq_net **net_p, const gq_options *options,
+                                        const gq_env *env, uint32_t rollout_steps, gq_error *error);
+
+/* *config for these, which it borrows, with the loss of the options; the seed is left to the
+ * caller. */
+void gq_rollout_from_options (gq_rollout_config *config, const gq_options *options, gq_net *net,
+                              gq_env *env, uint32_t rollout_steps);
+
+bool gq_normalise_from_options (const gq_options *options); /* --normalise */
 
 /*
  * Sizes of the net `ops` as the shapes of its parameters in `file` show them: hidden, filters and
@@ -42,6 +56,7 @@ GQ_CHECK gq_status gq_net_read (const gq_net *net, const gq_safetensors *file, f
 /* Each job is done at GQ_OK; GQ_CLOSED: interrupted; otherwise *error says why not. */
 GQ_CHECK gq_status gq_job_train (const gq_options *options, gq_error *error);
 GQ_CHECK gq_status gq_job_evaluate (const gq_options *options, gq_error *error);
+GQ_CHECK gq_status gq_job_benchmark (const gq_options *options, gq_error *error);
 /* --gradients: the rollout in file `in`, its loss and gradients to file `out`. */
 GQ_CHECK gq_status gq_job_gradients (const char *net_name, const char *in, const char *out,
                                      gq_error *error);

@@ -33,8 +33,10 @@ usage_problem (const gq_options *options)
     bool gradients = gq_options_flag (options, "gradients");
     bool in = gq_options_given (options, "in"), out = gq_options_given (options, "out");
 
-    if (gradients && gq_options_given (options, "evaluate"))
-        return "--gradients and --evaluate are two jobs; ask for one";
+    if (gradients + gq_options_given (options, "evaluate") +
+            gq_options_given (options, "benchmark") >
+        1)
+        return "--gradients, --evaluate and --benchmark are three jobs; ask for one";
     if (gradients && !(in && out))
         return "--gradients needs --in FILE and --out FILE";
     return NULL;
@@ -64,6 +66,8 @@ run (const gq_options *options)
                               gq_options_text (options, "out"), &error);
     else if (gq_options_given (options, "evaluate"))
         status = gq_job_evaluate (options, &error);
+    else if (gq_options_given (options, "benchmark"))
+        status = gq_job_benchmark (options, &error);
     else {
         training = true;
         status = gq_job_train (options, &error);

@@ -22,6 +22,7 @@ typedef struct gq_net_config {
     uint32_t action_count; /* A, discrete */
     uint32_t hidden;       /* width of dense layers, or of the LSTM */
     uint32_t rollout_max;  /* T, most steps between begin and backward */
+    uint32_t env_count;    /* K, environments that act together; 0: 1 */
     uint32_t filters;      /* of each convolution; 0: 32; dense ignores it */
 } gq_net_config;
 
@@ -38,24 +39,25 @@ typedef struct gq_net_ops {
     /* Start a rollout: forget the kept steps.  Recurrent state carries on, detached. */
     void (*begin) (gq_net *net);
 
-    /* One step: observation[product of shape] -> logits[A], value.  Kept for backward.
-     * At most rollout_max calls after begin. */
-    void (*step) (gq_net *net, const float *weights, const float *observation, float *logits,
-                  float *value);
+    /* One step: observations (K, product of shape) -> logits (K, A), values (K).  Kept for
+     * backward.  At most rollout_max calls after begin. */
+    void (*step) (gq_net *net, const float *weights, const float *observations, float *logits,
+                  float *values);
 
-    /* Value of an observation as the next step would give it; nothing kept, state untouched. */
-    float (*peek) (gq_net *net, const float *weights, const float *observation);
+    /* Value of an observation of environment k as the next step would give it; nothing kept, state
+     * untouched. */
+    float (*peek) (gq_net *net, const float *weights, uint32_t k, const float *observation);
 
-    /* The episode ended after the last step: the recurrent state is zero from the next step on,
-     * and no gradient flows across. */
-    void (*reset) (gq_net *net);
+    /* Environment k's episode ended after the last step: its recurrent state is zero from the next
+     * step on, and no gradient flows across. */
+    void (*reset) (gq_net *net, uint32_t k);
 
-    /* Gradient of the loss over the T steps kept since begin: d_logits (T, A) and d_values (T) are
-     * its derivatives; gradient[element_count] is overwritten. */
+    /* Gradient of the loss over the T steps kept since begin: d_logits (T, K, A) and d_values
+     * (T, K) are its derivatives; gradient[element_count] is overwritten. */
     void (*backward) (gq_net *net, const float *weights, const float *d_logits,
                       const float *d_values, float *gradient);
 
-    /* Recurrent state h[hidden], c[hidden]; NULL for nets without one. */
+    /* Recurrent state h (K, hidden), c (K, hidden); NULL for nets without one. */
     void (*set_state) (gq_net *net, const float *h, const float *c);
 } gq_net_ops;
 

@@ -31,8 +31,8 @@
 #define CHANNELS_MAX 1024
 #define PIXELS_MAX   4096 /* a side */
 #define UNITS_MAX    16384
-#define ROLLOUT_MAX  65536
-/* Steps whose convolutions are differentiated together: bounds the scratch of long rollouts. */
+#define ROLLOUT_MAX  65536 /* rows: steps of all environments */
+/* Rows whose convolutions are differentiated together: bounds the scratch of long rollouts. */
 #define BLOCK_MAX 32
 
 /* Order of net->tensors: the convolutions' weight and bias pairs, then these. */
@@ -54,13 +54,15 @@ typedef struct conv_lstm {
     size_t offset[TENSORS];   /* of each tensor in the flat vector */
     size_t actions, filters;  /* A, F */
     size_t features, hidden;  /* P F of the last convolution, H */
-    size_t count;             /* steps kept */
+    size_t envs, rows_max;    /* K, T K */
+    size_t count;             /* rows kept: K a step */
     const float *packed_from; /* weights that the kernels were reordered from; NULL: stale */
     float *store;             /* every float array below, and the convolutions', lies in it */
-    bool *ends;               /* [T]: the state was replaced after this step */
+    bool *ends;               /* [T K]: the state was replaced after this row */
     gq_conv convs[LAYERS];
     gq_conv_scratch scratch;
-    gq_lstm lstm; /* row T is peek's */
+    gq_lstm lstm; /* row T K is peek's */
+    float *last;  /* [max (K, 1), P F]: what the last convolution puts out */
 } conv_lstm;
 
 /* Reorder the kernels unless these weights' are there.  begin and backward make them stale, so that
@@ -75,31 +77,37 @@ pack (conv_lstm *net, const float *weights)
     net->packed_from = weights;
 }
 
-/* Observation to the features of row `slot`. */
+/* Observations to the features of `count` <= K rows from `slot` on. */
 static void
-convs_forward (conv_lstm *net, size_t slot, const float *weights, const float *observation)
+convs_forward (conv_lstm *net, size_t slot, size_t count, const float *weights,
+               const float *observations)
 {
     const gq_conv *conv = net->convs;
-    float *image = conv->input + slot * conv->padded + gq_conv_inside (conv);
     const size_t row = gq_conv_row (conv);
-    for (size_t c = 0; c < conv->channels; c++)
-        for (size_t y = 0; y < conv->height; y++)
-            for (size_t x = 0; x < conv->width; x++)
-                image[y * row + x * conv->channels + c] = *observation++;
+    for (size_t i = 0; i < count; i++) {
+        float *image = conv->input + (slot + i) * conv->padded + gq_conv_inside (conv);
+        for (size_t c = 0; c < conv->channels; c++)
+            for (size_t y = 0; y < conv->height; y++)
+                for (size_t x = 0; x < conv->width; x++)
+                    image[y * row + x * conv->channels + c] = *observations++;
+    }
     for (size_t l = 0; l + 1 < LAYERS; l++) {
         const gq_conv *next = &net->convs[l + 1];
-        gq_conv_forward (&net->convs[l], &net->scratch, slot, weights + net->offset[2 * l + 1],
+        gq_conv_forward (&net->convs[l], &net->scratch, slot, count,
+                         weights + net->offset[2 * l + 1],
                          next->input + slot * next->padded + gq_conv_inside (next),
-                         gq_conv_row (next));
+                         gq_conv_row (next), next->padded);
     }
     conv = &net->convs[LAYERS - 1];
-    float *last = net->scratch.patches; /* free again once the product is done; 9 F >= F */
-    gq_conv_forward (conv, &net->scratch, slot, weights + net->offset[2 * LAYERS - 1], last,
-                     conv->out_width * net->filters);
-    float *x = net->lstm.x + slot * net->features;
-    for (size_t place = 0; place < conv->places; place++)
-        for (size_t f = 0; f < net->filters; f++)
-            x[f * conv->places + place] = last[place * net->filters + f];
+    gq_conv_forward (conv, &net->scratch, slot, count, weights + net->offset[2 * LAYERS - 1],
+                     net->last, conv->out_width * net->filters, net->features);
+    const float *last = net->last;
+    for (size_t i = 0; i < count; i++) {
+        float *x = net->lstm.x + (slot + i) * net->features;
+        for (size_t place = 0; place < conv->places; place++)
+            for (size_t f = 0; f < net->filters; f++)
+                x[f * conv->places + place] = *last++;
+    }
 }
 
 /* From d_x to the gradients of all kernels, and added to those of their biases. */
@@ -138,17 +146,20 @@ lstm_weights (const conv_lstm *net, const float *weights)
                              .bias_hh = weights + net->offset[BIAS_HH]};
 }
 
-/* The forward pass of one step into row `slot`, from the current state, which stays. */
+/* The forward pass of environments first .. first + count - 1 into the rows from `slot` on, from
+ * their current states, which stay. */
 static void
-forward (conv_lstm *net, size_t slot, const float *weights, const float *observation, float *value)
+forward (conv_lstm *net, size_t slot, size_t first, size_t count, const float *weights,
+         const float *observations, float *values)
 {
     pack (net, weights);
-    convs_forward (net, slot, weights, observation);
+    convs_forward (net, slot, count, weights, observations);
     gq_lstm_weights cell = lstm_weights (net, weights);
-    gq_lstm_forward (&net->lstm, slot, &cell);
-    *value = weights[net->offset[V_BIAS]] + cblas_sdot (gq_blas_dim (net->hidden),
-                                                        weights + net->offset[V_WEIGHT], 1,
-                                                        net->lstm.h_out + slot * net->hidden, 1);
+    gq_lstm_forward (&net->lstm, slot, first, count, &cell);
+    for (size_t i = 0; i < count; i++)
+        values[i] = weights[net->offset[V_BIAS]];
+    gq_multiply_vector (CblasNoTrans, count, net->hidden, net->lstm.h_out + slot * net->hidden,
+                        weights + net->offset[V_WEIGHT], values);
 }
 
 static void
@@ -160,26 +171,30 @@ conv_lstm_begin (gq_net *base)
 }
 
 static void
-conv_lstm_step (gq_net *base, const float *weights, const float *observation, float *logits,
-                float *value)
+conv_lstm_step (gq_net *base, const float *weights, const float *observations, float *logits,
+                float *values)
 {
     conv_lstm *net = (conv_lstm *)base;
-    const size_t slot = net->count;
-    assert (slot < base->config.rollout_max);
-    forward (net, slot, weights, observation, value);
-    memcpy (logits, weights + net->offset[PI_BIAS], net->actions * sizeof *logits);
-    gq_multiply_vector (CblasNoTrans, net->actions, net->hidden, weights + net->offset[PI_WEIGHT],
-                        net->lstm.h_out + slot * net->hidden, logits);
+    const size_t slot = net->count, envs = net->envs;
+    assert (slot < net->rows_max);
+    forward (net, slot, 0, envs, weights, observations, values);
+    for (size_t k = 0; k < envs; k++)
+        memcpy (logits + k * net->actions, weights + net->offset[PI_BIAS],
+                net->actions * sizeof *logits);
+    gq_multiply_rows (envs, net->actions, net->hidden, net->lstm.h_out + slot * net->hidden,
+                      weights + net->offset[PI_WEIGHT], logits);
     gq_lstm_advance (&net->lstm, slot);
-    net->ends[slot] = false;
-    net->count++;
+    memset (net->ends + slot, 0, envs * sizeof *net->ends);
+    net->count += envs;
 }
 
 static float
-conv_lstm_peek (gq_net *base, const float *weights, const float *observation)
+conv_lstm_peek (gq_net *base, const float *weights, uint32_t k, const float *observation)
 {
+    conv_lstm *net = (conv_lstm *)base;
     float value;
-    forward ((conv_lstm *)base, base->config.rollout_max, weights, observation, &value);
+    assert (k < net->envs);
+    forward (net, net->rows_max, k, 1, weights, observation, &value);
     return value;
 }
 
@@ -187,20 +202,22 @@ static void
 conv_lstm_set_state (gq_net *base, const float *h, const float *c)
 {
     conv_lstm *net = (conv_lstm *)base;
-    memcpy (net->lstm.h, h, net->hidden * sizeof *net->lstm.h);
-    memcpy (net->lstm.c, c, net->hidden * sizeof *net->lstm.c);
-    if (net->count > 0)
-        net->ends[net->count - 1] = true;
+    const size_t floats = net->envs * net->hidden;
+    memcpy (net->lstm.h, h, floats * sizeof *net->lstm.h);
+    memcpy (net->lstm.c, c, floats * sizeof *net->lstm.c);
+    for (size_t k = 0; k < net->envs && net->count > 0; k++)
+        net->ends[net->count - 1 - k] = true;
 }
 
 static void
-conv_lstm_reset (gq_net *base)
+conv_lstm_reset (gq_net *base, uint32_t k)
 {
     conv_lstm *net = (conv_lstm *)base;
-    memset (net->lstm.h, 0, net->hidden * sizeof *net->lstm.h);
-    memset (net->lstm.c, 0, net->hidden * sizeof *net->lstm.c);
+    assert (k < net->envs);
+    memset (net->lstm.h + k * net->hidden, 0, net->hidden * sizeof *net->lstm.h);
+    memset (net->lstm.c + k * net->hidden, 0, net->hidden * sizeof *net->lstm.c);
     if (net->count > 0)
-        net->ends[net->count - 1] = true;
+        net->ends[net->count - net->envs + k] = true;
 }
 
 static void
@@ -236,7 +253,7 @@ conv_lstm_backward (gq_net *base, const float *weights, const float *d_logits,
                                 .hh = gradient + net->offset[WEIGHT_HH],
                                 .bias_ih = gradient + net->offset[BIAS_IH],
                                 .bias_hh = gradient + net->offset[BIAS_HH]};
-    gq_lstm_backward (lstm, count, net->ends, &cell, &d_cell);
+    gq_lstm_backward (lstm, count / net->envs, net->ends, &cell, &d_cell);
     convs_backward (net, gradient);
     net->packed_from = NULL;
 }
@@ -348,7 +365,7 @@ larger (size_t a, size_t b)
 static size_t
 place_arrays (conv_lstm *net, float *store)
 {
-    const size_t steps = net->base.config.rollout_max, hidden = net->hidden;
+    const size_t steps = net->rows_max, hidden = net->hidden, envs = net->envs;
     const size_t block = steps < BLOCK_MAX ? steps : BLOCK_MAX;
     size_t used = 0, patches = 0, rows = 0, padded = 0;
     for (size_t l = 0; l < LAYERS; l++) {
@@ -358,7 +375,7 @@ place_arrays (conv_lstm *net, float *store)
         conv->d_kernels = carve (store, &used, conv->filters * conv->patch);
         conv->d_output = carve (store, &used, block * conv->places * conv->filters);
         patches = larger (patches, conv->batch * conv->places * conv->patch);
-        rows = larger (rows, conv->places * conv->filters);
+        rows = larger (rows, conv->batch * conv->places * conv->filters);
         padded = larger (padded, conv->padded);
     }
     net->scratch.patches = carve (store, &used, patches);
@@ -370,10 +387,11 @@ place_arrays (conv_lstm *net, float *store)
     net->lstm.c_in = carve (store, &used, (steps + 1) * hidden);
     net->lstm.c_tanh = carve (store, &used, (steps + 1) * hidden);
     net->lstm.h_out = carve (store, &used, (steps + 1) * hidden);
-    net->lstm.h = carve (store, &used, hidden);
-    net->lstm.c = carve (store, &used, hidden);
-    net->lstm.c_new = carve (store, &used, hidden);
-    net->lstm.c_back = carve (store, &used, hidden);
+    net->last = carve (store, &used, envs * net->features);
+    net->lstm.h = carve (store, &used, envs * hidden);
+    net->lstm.c = carve (store, &used, envs * hidden);
+    net->lstm.c_new = carve (store, &used, envs * hidden);
+    net->lstm.c_back = carve (store, &used, envs * hidden);
     net->lstm.d_gates = carve (store, &used, steps * 4 * hidden);
     net->lstm.d_h = carve (store, &used, steps * hidden);
     net->lstm.d_x = carve (store, &used, steps * net->features);
@@ -404,9 +422,12 @@ check_config (const gq_net_config *config, gq_error *error)
                         "most %d filters",
                         config->action_count, config->hidden, config->filters, UNITS_MAX, UNITS_MAX,
                         CHANNELS_MAX);
-    if (config->rollout_max < 1 || config->rollout_max > ROLLOUT_MAX)
-        return gq_fail (error, GQ_INVALID, "a rollout of %" PRIu32 " steps; give 1 to %d",
-                        config->rollout_max, ROLLOUT_MAX);
+    uint64_t envs = config->env_count > 0 ? config->env_count : 1;
+    if (config->rollout_max < 1 || config->rollout_max * envs > ROLLOUT_MAX)
+        return gq_fail (error, GQ_INVALID,
+                        "a rollout of %" PRIu32 " steps of %" PRIu64 " environments; their product "
+                        "may be 1 to %d",
+                        config->rollout_max, envs, ROLLOUT_MAX);
     return GQ_OK;
 }
 
@@ -432,10 +453,11 @@ set_up (conv_lstm *net, gq_error *error)
     size_t width = (size_t)config->observation_shape[2];
     net->filters = config->filters, net->hidden = config->hidden;
     net->actions = config->action_count;
+    net->envs = config->env_count, net->rows_max = config->rollout_max * net->envs;
     for (size_t l = 0; l < LAYERS; l++) {
         gq_conv *conv = &net->convs[l];
         gq_conv_size (conv, channels, height, width, net->filters,
-                      config->rollout_max < BLOCK_MAX ? config->rollout_max : BLOCK_MAX);
+                      net->rows_max < BLOCK_MAX ? net->rows_max : BLOCK_MAX);
         channels = net->filters, height = conv->out_height, width = conv->out_width;
     }
     net->features = channels * height * width;
@@ -446,11 +468,12 @@ set_up (conv_lstm *net, gq_error *error)
                         " are allowed; shrink the image or the hidden units",
                         net->base.element_count, (uint64_t)GQ_PARAMETERS_MAX);
     net->lstm.features = net->features, net->lstm.hidden = net->hidden;
+    net->lstm.envs = net->envs;
     net->lstm.loops = net->scratch.loops = gq_activation_pick ();
     size_t bytes = place_arrays (net, NULL) * sizeof (float);
     /* calloc: the borders must be zero, and pages that a short rollout leaves alone are free. */
     net->store = calloc (1, bytes);
-    net->ends = calloc (config->rollout_max, sizeof *net->ends);
+    net->ends = calloc (net->rows_max, sizeof *net->ends);
     if (net->store == NULL || net->ends == NULL)
         return gq_fail (error, GQ_MEMORY,
                         "no memory for the conv-lstm net (%zu bytes); shorten the rollout", bytes);
@@ -472,6 +495,8 @@ conv_lstm_create (gq_net **net_p, const gq_net_config *config, gq_error *error)
     net->base.config = *config;
     if (config->filters == 0)
         net->base.config.filters = FILTERS_DEFAULT;
+    if (config->env_count == 0)
+        net->base.config.env_count = 1;
     gq_net *base = &net->base;
     status = set_up (net, error);
     if (status != GQ_OK) {

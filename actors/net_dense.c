@@ -25,16 +25,17 @@
 typedef struct dense_branch {
     size_t sizes[LAYERS + 1];
     size_t weight[LAYERS], bias[LAYERS]; /* offsets into the flat vector */
-    float *hidden[LAYERS - 1];           /* (T + 1, H): after tanh; the last row is peek's */
+    float *hidden[LAYERS - 1];           /* (T K + 1, H): after tanh; the last row is peek's */
 } dense_branch;
 
 typedef struct dense_net {
     gq_net net;
     size_t inputs; /* I */
-    size_t kept;   /* steps since begin */
+    size_t envs;   /* K */
+    size_t kept;   /* rows since begin: K a step */
     const gq_activation *activation;
-    float *observations;         /* (T, I) */
-    float *d_hidden[LAYERS - 1]; /* (T, H): derivatives by what goes into the tanh */
+    float *observations;         /* (T K, I) */
+    float *d_hidden[LAYERS - 1]; /* (T K, H): derivatives by what goes into the tanh */
     float *store;                /* all of the above in one piece */
     dense_branch policy, value;
 } dense_net;
@@ -84,7 +85,7 @@ sum_rows (const float *restrict d, size_t rows, size_t columns, float *restrict 
             sums[i] += d[t * columns + i];
 }
 
-/* Gradient of one branch from d_output (T, outputs): down the layers, W' = d^T x, b' = sum d,
+/* Gradient of one branch from d_output (T K, outputs): down the layers, W' = d^T x, b' = sum d,
  * d_below = (d W) * (1 - h^2). */
 static void
 backward (const dense_net *self, const dense_branch *branch, const float *weights,
@@ -116,32 +117,37 @@ begin (gq_net *net)
 }
 
 static void
-step (gq_net *net, const float *weights, const float *observation, float *logits, float *value)
+step (gq_net *net, const float *weights, const float *observations, float *logits, float *values)
 {
     dense_net *self = (dense_net *)net;
+    const float *x = self->observations + self->kept * self->inputs;
 
-    assert (self->kept < net->config.rollout_max);
-    memcpy (self->observations + self->kept * self->inputs, observation,
-            self->inputs * sizeof *observation);
-    forward (self, &self->policy, weights, observation, self->kept, logits);
-    forward (self, &self->value, weights, observation, self->kept, value);
-    self->kept++;
+    assert (self->kept < net->config.rollout_max * self->envs);
+    memcpy (self->observations + self->kept * self->inputs, observations,
+            self->envs * self->inputs * sizeof *observations);
+    for (size_t k = 0; k < self->envs; k++, x += self->inputs, self->kept++) {
+        forward (self, &self->policy, weights, x, self->kept,
+                 logits + k * net->config.action_count);
+        forward (self, &self->value, weights, x, self->kept, &values[k]);
+    }
 }
 
 static float
-peek (gq_net *net, const float *weights, const float *observation)
+peek (gq_net *net, const float *weights, uint32_t k, const float *observation)
 {
     dense_net *self = (dense_net *)net;
     float value;
 
-    forward (self, &self->value, weights, observation, net->config.rollout_max, &value);
+    (void)k; /* no state of its own */
+    forward (self, &self->value, weights, observation, net->config.rollout_max * self->envs,
+             &value);
     return value;
 }
 
 static void
-reset (gq_net *net)
+reset (gq_net *net, uint32_t k)
 {
-    (void)net; /* no recurrent state */
+    (void)net, (void)k; /* no recurrent state */
 }
 
 static void
@@ -223,7 +229,7 @@ destroy (gq_net **net_p)
 static bool
 allocate (dense_net *self)
 {
-    size_t steps = self->net.config.rollout_max, hidden = self->net.config.hidden;
+    size_t steps = self->net.config.rollout_max * self->envs, hidden = self->net.config.hidden;
     size_t layer = (steps + 1) * hidden;
     dense_branch *branches[2] = {&self->policy, &self->value};
 
@@ -268,6 +274,7 @@ create (gq_net **net_p, const gq_net_config *config, gq_error *error)
     self->net.ops = &gq_net_dense;
     self->net.config = *config;
     self->inputs = inputs;
+    self->envs = config->env_count > 0 ? config->env_count : 1;
     self->activation = gq_activation_pick ();
     self->net.tensors = calloc (TENSOR_COUNT, sizeof *self->net.tensors);
     *net_p = &self->net;

@@ -9,12 +9,6 @@
 
 #include "jobs.h"
 
-const gq_net_ops *
-gq_net_named (const char *name)
-{
-    return strcmp (name, gq_net_conv_lstm.name) == 0 ? &gq_net_conv_lstm : &gq_net_dense;
-}
-
 /* shape[axis] of tensor `name`, which must have `rank` axes, each within 32 bits. */
 static gq_status
 read_size (const gq_safetensors *file, const char *name, uint32_t rank, uint32_t axis,

@@ -9,22 +9,32 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "normalise.h"
+
+/* One game's running episode. */
+typedef struct gq_game {
+    double reward_sum;
+    uint64_t length;
+    gq_normaliser normaliser;
+    bool fresh; /* the last episode has ended: reset before the next step */
+} gq_game;
+
 struct gq_rollout {
     gq_rollout_config config;
     gq_random actions_random;
-    uint64_t steps;    /* all of this rollout's life */
-    double reward_sum; /* of the running episode */
-    uint64_t length;
-    bool fresh;           /* the last episode has ended: reset before the next step */
-    gq_episode *episodes; /* [T], of the last play */
+    uint64_t steps;       /* all of this rollout's life */
+    gq_game *games;       /* [K] */
+    gq_episode *episodes; /* [T K], of the last play */
     size_t episode_count;
-    float *observation;                          /* [observation_count], the one to act on next */
-    float *logits;                               /* (T, A) */
-    float *d_logits;                             /* (T, A) */
-    float *values, *d_values, *rewards, *beyond; /* (T) */
-    int32_t *actions;                            /* (T) */
-    uint8_t *cut;                                /* (T) */
-    double *returns, *advantages;                /* (T) */
+    float *observations;                         /* (K, observation_count), to act on next */
+    uint32_t *chosen;                            /* (K), actions of one step */
+    gq_env_outcome *outcomes;                    /* (K) */
+    float *logits;                               /* (T, K, A) */
+    float *d_logits;                             /* (T, K, A) */
+    float *values, *d_values, *rewards, *beyond; /* (T, K) */
+    int32_t *actions;                            /* (T, K) */
+    uint8_t *cut;                                /* (T, K) */
+    double *returns, *advantages;                /* (T, K) */
 };
 
 void
@@ -34,24 +44,35 @@ gq_rollout_destroy (gq_rollout **rollout_p)
 
     if (self == NULL)
         return;
-    void *arrays[] = {self->episodes, self->observation, self->logits,  self->d_logits,
-                      self->values,   self->d_values,    self->rewards, self->beyond,
-                      self->actions,  self->cut,         self->returns, self->advantages};
+    void *arrays[] = {self->games,    self->episodes, self->observations, self->chosen,
+                      self->outcomes, self->logits,   self->d_logits,     self->values,
+                      self->d_values, self->rewards,  self->beyond,       self->actions,
+                      self->cut,      self->returns,  self->advantages};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         free (arrays[i]);
     free (self);
     *rollout_p = NULL;
 }
 
+static float *
+observation_of (const gq_rollout *self, uint32_t k)
+{
+    return self->observations + k * self->config.env->spec.observation_count;
+}
+
 static bool
 allocate (gq_rollout *self)
 {
-    size_t steps = self->config.steps_max;
-    size_t outputs = steps * self->config.env->spec.action_count;
+    const gq_env *env = self->config.env;
+    size_t steps = (size_t)self->config.steps_max * env->count;
+    size_t outputs = steps * env->spec.action_count;
 
+    self->games = calloc (env->count, sizeof *self->games);
     self->episodes = calloc (steps, sizeof *self->episodes);
-    self->observation =
-        calloc (self->config.env->spec.observation_count, sizeof *self->observation);
+    self->observations =
+        calloc (env->count * env->spec.observation_count, sizeof *self->observations);
+    self->chosen = calloc (env->count, sizeof *self->chosen);
+    self->outcomes = calloc (env->count, sizeof *self->outcomes);
     self->logits = calloc (outputs, sizeof *self->logits);
     self->d_logits = calloc (outputs, sizeof *self->d_logits);
     self->values = calloc (steps, sizeof *self->values);
@@ -62,9 +83,29 @@ allocate (gq_rollout *self)
     self->cut = calloc (steps, sizeof *self->cut);
     self->returns = calloc (steps, sizeof *self->returns);
     self->advantages = calloc (steps, sizeof *self->advantages);
-    return self->episodes && self->observation && self->logits && self->d_logits && self->values &&
-           self->d_values && self->rewards && self->beyond && self->actions && self->cut &&
-           self->returns && self->advantages;
+    return self->games && self->episodes && self->observations && self->chosen && self->outcomes &&
+           self->logits && self->d_logits && self->values && self->d_values && self->rewards &&
+           self->beyond && self->actions && self->cut && self->returns && self->advantages;
+}
+
+static void
+normalise (gq_rollout *self, uint32_t k)
+{
+    if (self->config.normalise)
+        gq_normalise (&self->games[k].normaliser, observation_of (self, k),
+                      self->config.env->spec.observation_count);
+}
+
+static gq_status
+begin_episode (gq_rollout *self, uint32_t k, const uint64_t *seed, gq_error *error)
+{
+    gq_env *env = self->config.env;
+    gq_status status = env->ops->reset (env, k, seed, observation_of (self, k), error);
+
+    if (status == GQ_OK)
+        normalise (self, k);
+    self->games[k].fresh = false;
+    return status;
 }
 
 gq_status
@@ -75,40 +116,71 @@ gq_rollout_create (gq_rollout **rollout_p, const gq_rollout_config *config, gq_e
     *rollout_p = NULL;
     assert (config->steps_max >= 1 && config->net->config.rollout_max >= config->steps_max);
     assert (config->net->config.action_count == env->spec.action_count);
+    assert (env->count == 1 || config->net->config.env_count == env->count);
     gq_rollout *self = calloc (1, sizeof *self);
     if (self == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory for a rollout");
     self->config = *config;
     /* Two streams: an environment that draws more or less must not change the actions' luck. */
     gq_random_seed (&self->actions_random, gq_random_stream (config->seed, 0));
-    uint64_t env_seed = gq_random_stream (config->seed, 1);
-    gq_status status;
+    gq_status status = GQ_OK;
     if (!allocate (self))
         status = gq_fail (error, GQ_MEMORY, "out of memory for a rollout of %u steps",
                           config->steps_max);
-    else
-        status = env->ops->reset (env, &env_seed, self->observation, error);
+    for (uint32_t k = 0; status == GQ_OK && k < env->count; k++) {
+        uint64_t seed = gq_random_stream (config->seed, 1 + k);
+        status = begin_episode (self, k, &seed, error);
+    }
     if (status != GQ_OK)
         gq_rollout_destroy (&self);
     *rollout_p = self;
     return status;
 }
 
-/* The episode ended with step t: note it, and take the value of what lies beyond. */
+/* Game k's episode ended with the step of row `row`: note it, and take the value of what lies
+ * beyond. */
 static void
-end_episode (gq_rollout *self, const float *weights, size_t t, const gq_env_outcome *outcome)
+end_episode (gq_rollout *self, const float *weights, size_t row, uint32_t k)
 {
     gq_net *net = self->config.net;
+    gq_game *game = &self->games[k];
 
-    self->cut[t] = 1;
+    self->cut[row] = 1;
     /* Where both hold, the termination counts: nothing lies beyond. */
-    self->beyond[t] = outcome->terminated ? 0 : net->ops->peek (net, weights, self->observation);
-    net->ops->reset (net);
+    self->beyond[row] = self->outcomes[k].terminated
+                            ? 0
+                            : net->ops->peek (net, weights, k, observation_of (self, k));
+    net->ops->reset (net, k);
     self->episodes[self->episode_count++] = (gq_episode){
-        .reward_sum = self->reward_sum, .length = self->length, .end_step = self->steps};
-    self->reward_sum = 0;
-    self->length = 0;
-    self->fresh = true;
+        .reward_sum = game->reward_sum, .length = game->length, .end_step = self->steps};
+    game->reward_sum = 0;
+    game->length = 0;
+    game->fresh = true;
+}
+
+static float
+clipped (float reward, float limit)
+{
+    if (limit <= 0)
+        return reward;
+    return reward > limit ? limit : reward < -limit ? -limit : reward;
+}
+
+/* Game k's outcome into the rollout. */
+static void
+note (gq_rollout *self, const float *weights, size_t row, uint32_t k)
+{
+    const gq_env_outcome *outcome = &self->outcomes[k];
+
+    normalise (self, k);
+    self->actions[row] = (int32_t)self->chosen[k];
+    self->rewards[row] = clipped (outcome->reward, self->config.reward_clip);
+    self->cut[row] = 0;
+    self->games[k].reward_sum += (double)outcome->reward;
+    self->games[k].length++;
+    self->steps++;
+    if (outcome->terminated || outcome->truncated)
+        end_episode (self, weights, row, k);
 }
 
 static gq_status
@@ -117,29 +189,51 @@ play_step (gq_rollout *self, const float *weights, size_t t, gq_error *error)
     gq_net *net = self->config.net;
     gq_env *env = self->config.env;
     uint32_t action_count = env->spec.action_count;
-    float *logits = self->logits + t * action_count;
-    gq_env_outcome outcome;
+    size_t row = t * env->count;
+    const float *logits = self->logits + row * action_count;
 
-    if (self->fresh) {
-        gq_status status = env->ops->reset (env, NULL, self->observation, error);
+    for (uint32_t k = 0; k < env->count; k++) {
+        if (!self->games[k].fresh)
+            continue;
+        gq_status status = begin_episode (self, k, NULL, error);
         if (status != GQ_OK)
             return status;
-        self->fresh = false;
     }
-    net->ops->step (net, weights, self->observation, logits, &self->values[t]);
-    uint32_t action = gq_a3c_sample (logits, action_count, &self->actions_random);
-    gq_status status = env->ops->step (env, action, self->observation, &outcome, error);
-    if (status != GQ_OK)
-        return status;
-    self->actions[t] = (int32_t)action;
-    self->rewards[t] = outcome.reward;
-    self->cut[t] = 0;
-    self->reward_sum += (double)outcome.reward;
-    self->length++;
-    self->steps++;
-    if (outcome.terminated || outcome.truncated)
-        end_episode (self, weights, t, &outcome);
-    return GQ_OK;
+    net->ops->step (net, weights, self->observations, self->logits + row * action_count,
+                    &self->values[row]);
+    for (uint32_t k = 0; k < env->count; k++)
+        self->chosen[k] =
+            gq_a3c_sample (logits + k * action_count, action_count, &self->actions_random);
+    gq_status status =
+        env->ops->step (env, self->chosen, self->observations, self->outcomes, error);
+    for (uint32_t k = 0; status == GQ_OK && k < env->count; k++)
+        note (self, weights, row + k, k);
+    return status;
+}
+
+/* The loss of the steps played, and its derivatives by the net's outputs. */
+static gq_a3c_loss
+differentiate (gq_rollout *self, const float *weights, uint32_t step_count)
+{
+    gq_net *net = self->config.net;
+    uint32_t env_count = self->config.env->count;
+    size_t last = (size_t)(step_count - 1) * env_count;
+
+    for (uint32_t k = 0; k < env_count; k++)
+        if (!self->cut[last + k])
+            self->beyond[last + k] = net->ops->peek (net, weights, k, observation_of (self, k));
+    gq_a3c_steps steps = {.step_count = step_count,
+                          .env_count = env_count,
+                          .action_count = net->config.action_count,
+                          .logits = self->logits,
+                          .values = self->values,
+                          .actions = self->actions,
+                          .rewards = self->rewards,
+                          .cut = self->cut,
+                          .beyond = self->beyond};
+    gq_a3c_returns (&self->config.loss, &steps, self->returns, self->advantages);
+    return gq_a3c_differentiate (&self->config.loss, &steps, self->returns, self->advantages,
+                                 self->d_logits, self->d_values);
 }
 
 gq_status
@@ -158,20 +252,7 @@ gq_rollout_play (gq_rollout *self, const float *weights, uint32_t step_count, fl
         if (status != GQ_OK)
             return status;
     }
-    if (!self->cut[step_count - 1])
-        self->beyond[step_count - 1] = net->ops->peek (net, weights, self->observation);
-
-    gq_a3c_steps steps = {.step_count = step_count,
-                          .action_count = net->config.action_count,
-                          .logits = self->logits,
-                          .values = self->values,
-                          .actions = self->actions,
-                          .rewards = self->rewards,
-                          .cut = self->cut,
-                          .beyond = self->beyond};
-    gq_a3c_returns (&self->config.loss, &steps, self->returns, self->advantages);
-    gq_a3c_loss result = gq_a3c_differentiate (&self->config.loss, &steps, self->returns,
-                                               self->advantages, self->d_logits, self->d_values);
+    gq_a3c_loss result = differentiate (self, weights, step_count);
     net->ops->backward (net, weights, self->d_logits, self->d_values, gradient);
     if (loss != NULL)
         *loss = result;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +21,9 @@
 #include "rollout.h"
 #include "stats.h"
 
-#define RETURNS_KEPT    100                   /* episodes behind return_mean; CartPole's own rule */
-#define LOG_INTERVAL_NS UINT64_C (5000000000) /* of progress lines: a person reads them */
-#define LSTM_HIDDEN     256 /* of the original agent, when --hidden is not given */
+#define RETURNS_KEPT        100 /* episodes behind return_mean; CartPole's own rule */
+#define LOG_INTERVAL_NS     UINT64_C (5000000000) /* of progress lines: a person reads them */
+#define METRICS_INTERVAL_NS UINT64_C (1000000000)
 
 typedef struct trainer {
     gq_env *env;
@@ -35,25 +36,11 @@ typedef struct trainer {
     int metrics_fd; /* -1: none */
     double returns[RETURNS_KEPT];
     uint64_t episode_count;
-    uint64_t version;           /* of the weights last played with */
-    uint64_t log_ns, log_steps; /* at the last progress line */
+    uint64_t version;                   /* of the weights last played with */
+    uint64_t staleness;                 /* versions that were made while they were played with */
+    uint64_t metrics_ns, metrics_steps; /* at the last line about learning */
+    uint64_t log_ns, log_steps;         /* at the last progress line */
 } trainer;
-
-static gq_status
-make_net (trainer *self, const gq_options *options, gq_error *error)
-{
-    const gq_net_ops *ops = gq_net_named (gq_options_text (options, "net"));
-    const gq_env_spec *spec = &self->env->spec;
-    gq_net_config config = {.observation_rank = spec->observation_rank,
-                            .action_count = spec->action_count,
-                            .hidden = (uint32_t)gq_options_count (options, "hidden"),
-                            .rollout_max = self->rollout_steps};
-
-    memcpy (config.observation_shape, spec->observation_shape, sizeof config.observation_shape);
-    if (ops == &gq_net_conv_lstm && !gq_options_given (options, "hidden"))
-        config.hidden = LSTM_HIDDEN;
-    return ops->create (&self->net, &config, error);
-}
 
 static gq_status
 open_client (trainer *self, const gq_options *options, gq_error *error)
@@ -87,18 +74,10 @@ open_client (trainer *self, const gq_options *options, gq_error *error)
 static gq_status
 make_rollout (trainer *self, const gq_options *options, gq_error *error)
 {
-    gq_rollout_config config = {
-        .net = self->net,
-        .env = self->env,
-        .steps_max = self->rollout_steps,
-        .seed = gq_random_stream (gq_options_count (options, "seed"), self->actor),
-        .loss = {.gamma = gq_options_number (options, "gamma"),
-                 .lambda = gq_options_number (options, "lambda"),
-                 .value_weight = gq_options_number (options, "value-weight"),
-                 .entropy_weight = gq_options_number (options, "entropy-weight"),
-                 .mean = strcmp (gq_options_text (options, "reduction"), "mean") == 0},
-        .interrupted = gq_stop_requested};
+    gq_rollout_config config;
 
+    gq_rollout_from_options (&config, options, self->net, self->env, self->rollout_steps);
+    config.seed = gq_random_stream (gq_options_count (options, "seed"), self->actor);
     return gq_rollout_create (&self->rollout, &config, error);
 }
 
@@ -117,6 +96,18 @@ open_metrics (trainer *self, const gq_options *options, gq_error *error)
 
 /* One line by one write: several actors may append to one file. */
 static void
+write_line (trainer *self, const char *line, int length)
+{
+    if (write (self->metrics_fd, line, (size_t)length) != length) {
+        /* Learning is worth more than its record. */
+        gq_log (GQ_LOG_ERROR, "metrics cannot be written; no more will be", "reason", "s",
+                strerror (errno), NULL);
+        close (self->metrics_fd);
+        self->metrics_fd = -1;
+    }
+}
+
+static void
 write_episode (trainer *self, const gq_episode *episode)
 {
     char line[512];
@@ -129,13 +120,53 @@ write_episode (trainer *self, const gq_episode *episode)
                   ",\"return\":%.9g,\"length\":%" PRIu64 ",\"version\":%" PRIu64 "}\n",
                   (double)gq_wall_ns () * 1e-9, self->actor, episode->end_step, self->episode_count,
                   episode->reward_sum, episode->length, self->version);
-    if (write (self->metrics_fd, line, (size_t)length) != length) {
-        /* Learning is worth more than its record. */
-        gq_log (GQ_LOG_ERROR, "metrics cannot be written; no more will be", "reason", "s",
-                strerror (errno), NULL);
-        close (self->metrics_fd);
-        self->metrics_fd = -1;
-    }
+    write_line (self, line, length);
+}
+
+/* The Euclidean length of a gradient. */
+static double
+norm (const float *gradient, uint64_t count)
+{
+    double squares = 0;
+
+    for (uint64_t i = 0; i < count; i++)
+        squares += (double)gradient[i] * (double)gradient[i];
+    return sqrt (squares);
+}
+
+/* About the rollout just played, not more often than each METRICS_INTERVAL_NS.  JSON has no
+ * infinities: what is not finite is null. */
+static void
+write_training (trainer *self, const gq_a3c_loss *loss, const float *gradient)
+{
+    uint64_t now_ns = gq_now_ns (), steps = gq_rollout_steps (self->rollout);
+    char line[512];
+
+    if (self->metrics_fd < 0 || now_ns - self->metrics_ns < METRICS_INTERVAL_NS)
+        return;
+    const double per_s =
+        (double)(steps - self->metrics_steps) * 1e9 / (double)(now_ns - self->metrics_ns);
+    const struct {
+        const char *name;
+        double value;
+    } figures[] = {{"policy_loss", loss->policy},
+                   {"value_loss", loss->value},
+                   {"entropy", loss->entropy},
+                   {"gradient_norm", norm (gradient, self->net->element_count)},
+                   {"steps_per_s", per_s}};
+    int used = snprintf (line, sizeof line,
+                         "{\"time\":%.3f,\"actor\":%" PRIu32 ",\"steps\":%" PRIu64
+                         ",\"version\":%" PRIu64 ",\"staleness\":%" PRIu64 ",\"episodes\":%" PRIu64,
+                         (double)gq_wall_ns () * 1e-9, self->actor, steps, self->version,
+                         self->staleness, self->episode_count);
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++)
+        used += snprintf (line + used, sizeof line - (size_t)used,
+                          isfinite (figures[i].value) ? ",\"%s\":%.9g" : ",\"%s\":null",
+                          figures[i].name, figures[i].value);
+    used += snprintf (line + used, sizeof line - (size_t)used, "}\n");
+    write_line (self, line, used);
+    self->metrics_ns = now_ns;
+    self->metrics_steps = steps;
 }
 
 static double
@@ -211,21 +242,33 @@ train (trainer *self, gq_error *error)
     gq_status status = GQ_OK;
 
     while (status == GQ_OK) {
-        uint64_t left = self->steps_max - gq_rollout_steps (self->rollout);
-        if (left == 0)
+        uint32_t games = self->env->count, steps = self->rollout_steps;
+        uint64_t done = gq_rollout_steps (self->rollout);
+        if (done >= self->steps_max)
             break;
-        uint32_t steps = left < self->rollout_steps ? (uint32_t)left : self->rollout_steps;
+        uint64_t left = self->steps_max - done;
+        left = left / games + (left % games > 0); /* of each game */
+        if (left < steps)
+            steps = (uint32_t)left;
         gq_weights weights;
+        gq_a3c_loss loss;
         float *gradient = gq_client_reserve (self->client);
         if (gradient == NULL)
             return gq_fail (error, GQ_MEMORY, "out of memory for a gradient");
         status = gq_client_weights (self->client, &weights);
         if (status != GQ_OK)
             return gq_fail (error, status, "cannot take weights: %s", gq_status_text (status));
+        /* What was made since the last ones: with a window of 1, the last gradient's staleness and
+         * its own step. */
+        self->staleness = self->version > 0 && weights.version > self->version
+                              ? weights.version - self->version - 1
+                              : 0;
         self->version = weights.version;
-        status = gq_rollout_play (self->rollout, weights.data, steps, gradient, NULL, error);
+        status = gq_rollout_play (self->rollout, weights.data, steps, gradient, &loss, error);
         if (status == GQ_OK)
-            status = send_gradient (self, steps, error);
+            write_training (self, &loss, gradient);
+        if (status == GQ_OK)
+            status = send_gradient (self, steps * games, error);
         if (status == GQ_OK) {
             report (self);
             log_progress (self);
@@ -238,10 +281,11 @@ static gq_status
 run (trainer *self, const gq_options *options, gq_error *error)
 {
     /* The environment first: it may fork, which ZeroMQ forbids after its first call. */
-    gq_status status = gq_env_from_options (&self->env, options, error);
+    uint32_t games = (uint32_t)gq_options_count (options, "envs-per-actor");
+    gq_status status = gq_env_from_options (&self->env, options, games, error);
 
     if (status == GQ_OK)
-        status = make_net (self, options, error);
+        status = gq_net_from_options (&self->net, options, self->env, self->rollout_steps, error);
     if (status == GQ_OK)
         status = open_metrics (self, options, error);
     if (status == GQ_OK)
@@ -259,7 +303,7 @@ run (trainer *self, const gq_options *options, gq_error *error)
     if (reason[0] != '\0' && strcmp (gq_options_text (options, "lane"), "auto") == 0)
         gq_log (GQ_LOG_INFO, "lane inline", "actor", "u", (uint64_t)self->actor, "message", "s",
                 reason, NULL);
-    self->log_ns = gq_now_ns ();
+    self->log_ns = self->metrics_ns = gq_now_ns ();
     return train (self, error);
 }
 

@@ -67,11 +67,12 @@ const gq_option_row gq_option_table[] = {
     COUNT ("timeout-ms", ACTOR, "30000", 1, 2147483647, "ms", "longest wait for the broker, the optimizer or the queue before the actor gives up"),
 
     /* actor: learning */
-    TEXT ("env", ACTOR, "CartPole-v1", "NAME", "environment: CartPole-v1 (built in), or gym:ID for any Gymnasium environment"),
-    LIST ("env-set", ACTOR, "KEY=VALUE", "keyword argument of the Gymnasium environment"),
+    TEXT ("env", ACTOR, "CartPole-v1", "NAME", "environment: CartPole-v1 or Pong (built in), or gym:ID for any Gymnasium environment"),
+    LIST ("env-set", ACTOR, "KEY=VALUE", "setting of Pong, or keyword argument of the Gymnasium environment"),
     TEXT ("python", ACTOR, NULL, "FILE", "Python interpreter for gym:ID; default: GRADQ_PYTHON, then build/venv, then python3"),
     CHOICE ("net", ACTOR, "dense", "dense|conv-lstm", "network: dense (two tanh layers, separate policy and value nets) or conv-lstm (pixels)"),
     COUNT ("hidden", ACTOR, "64", 1, 4096, "units", "width of the dense layers"),
+    COUNT ("envs-per-actor", ACTOR, "1", 1, 256, "N", "games that this actor plays side by side; a gradient is the mean over them"),
     COUNT ("seed", ACTOR, "1", 0, NO_BOUND, "N", "seed of weights, environment and actions; actor k of a run uses its own stream of it"),
     COUNT ("rollout", ACTOR, "20", 1, 4096, "steps", "environment steps per gradient (n of the n-step return)"),
     NUMBER ("gamma", ACTOR, "0.99", 0, 1, NULL, "discount"),
@@ -79,10 +80,13 @@ const gq_option_row gq_option_table[] = {
     NUMBER ("entropy-weight", ACTOR, "0", 0, 10, NULL, "weight of the entropy bonus"),
     NUMBER ("value-weight", ACTOR, "0.5", 0, 10, NULL, "weight of the value loss 0.5 (V - R)^2"),
     CHOICE ("reduction", ACTOR, "mean", "mean|sum", "how the loss of a rollout is reduced over its steps"),
+    CHOICE ("normalise", ACTOR, "none", "none|running", "observations: as they are, or brought to mean 0 and deviation 1 by running means of both over each game"),
+    NUMBER ("reward-clip", ACTOR, "0", 0, 1e9, NULL, "learn rewards within +- this; 0: as they are. Returns are shown unclipped"),
     COUNT ("max-steps", ACTOR, "inf", 1, NO_BOUND, "steps", "stop after this many environment steps of this actor"),
-    TEXT ("metrics", ACTOR, NULL, "FILE", "append one JSON line per finished episode"),
+    TEXT ("metrics", ACTOR, NULL, "FILE", "append a JSON line per finished episode, and one a second about learning"),
 
     /* actor: other jobs */
+    NUMBER ("benchmark", ACTOR, NULL, 0.01, 3600, "seconds", "measure agent steps a second of the net alone, of the games alone and of both, each for so long, and exit"),
     FLAG ("gradients", ACTOR, "compute loss and gradients of the rollout in --in, write them to --out, and exit"),
     TEXT ("evaluate", ACTOR, NULL, "FILE", "play --episodes with the weights in this safetensors file, and exit"),
     COUNT ("episodes", ACTOR, "10", 1, 1000000, "episodes", "episodes to evaluate"),

@@ -92,6 +92,7 @@ make_sample (sample *s, uint64_t seed)
     s->cut[5] = 1, s->beyond[5] = 1.5f;
     s->beyond[STEPS - 1] = -0.7f;
     s->steps = (gq_a3c_steps){.step_count = STEPS,
+                              .env_count = 1,
                               .action_count = ACTIONS,
                               .logits = s->logits,
                               .values = s->values,
@@ -324,7 +325,7 @@ Test (actor, dense_net_and_its_gradient_equal_a_naive_twin_in_double)
             for (int a = 0; a < ACTIONS; a++)
                 cr_assert_float_eq ((double)logits[a], twin_logits[a], 5e-6);
             cr_assert_float_eq ((double)value, twin_value, 5e-6);
-            cr_assert_eq (net->ops->peek (net, weights, x), value, "peek differs from step");
+            cr_assert_eq (net->ops->peek (net, weights, 0, x), value, "peek differs from step");
         }
         net->ops->backward (net, weights, d_logits, d_values, gradient);
     }

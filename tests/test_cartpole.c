@@ -106,8 +106,9 @@ Test (cartpole, observations_equal_recorded_ones_of_gymnasium_bit_for_bit)
             float observation[4];
             double state[4];
             gq_env_outcome outcome;
-            cr_assert_eq (
-                env->ops->step (env, (uint32_t)r.actions[i], observation, &outcome, &error), GQ_OK);
+            cr_assert_eq (env->ops->step (env, &(uint32_t){(uint32_t)r.actions[i]}, observation,
+                                          &outcome, &error),
+                          GQ_OK);
             gq_cartpole_state (env, state);
             cr_assert_arr_eq (observation, r.observations + 4 * i, sizeof observation,
                               "episode %zu step %d: observation differs", e, t);
@@ -134,14 +135,14 @@ Test (cartpole, same_seed_gives_same_starts_and_another_seed_others)
     float a[4], b[4];
     uint64_t seed = 7, other = 8;
 
-    cr_assert_eq (one->ops->reset (one, &seed, a, &error), GQ_OK);
-    cr_assert_eq (two->ops->reset (two, &seed, b, &error), GQ_OK);
+    cr_assert_eq (one->ops->reset (one, 0, &seed, a, &error), GQ_OK);
+    cr_assert_eq (two->ops->reset (two, 0, &seed, b, &error), GQ_OK);
     cr_assert_arr_eq (a, b, sizeof a);
-    cr_assert_eq (one->ops->reset (one, NULL, a, &error), GQ_OK);
+    cr_assert_eq (one->ops->reset (one, 0, NULL, a, &error), GQ_OK);
     cr_assert_arr_neq (a, b, sizeof a, "the second start repeats the first");
-    cr_assert_eq (two->ops->reset (two, NULL, b, &error), GQ_OK);
+    cr_assert_eq (two->ops->reset (two, 0, NULL, b, &error), GQ_OK);
     cr_assert_arr_eq (a, b, sizeof a);
-    cr_assert_eq (two->ops->reset (two, &other, b, &error), GQ_OK);
+    cr_assert_eq (two->ops->reset (two, 0, &other, b, &error), GQ_OK);
     cr_assert_arr_neq (a, b, sizeof a);
     one->ops->destroy (&one);
     two->ops->destroy (&two);
@@ -158,7 +159,7 @@ Test (cartpole, starts_fill_the_range_of_0_05_evenly)
     printf ("seed %llu\n", (unsigned long long)seed);
     for (int i = 0; i < COUNT; i++) {
         float x[4];
-        cr_assert_eq (env->ops->reset (env, i == 0 ? &seed : NULL, x, &error), GQ_OK);
+        cr_assert_eq (env->ops->reset (env, 0, i == 0 ? &seed : NULL, x, &error), GQ_OK);
         for (int k = 0; k < 4; k++) {
             cr_assert (fabsf (x[k]) <= 0.05f, "%g", (double)x[k]);
             sum[k] += (double)x[k];

@@ -187,7 +187,7 @@ net_loss (gq_net *net, const float *weights, const rollout *run, float *gradient
             loss += (double)run->d_logits[t * 3 + a] * (double)logits[a];
         loss += (double)run->d_values[t] * (double)value;
         if (t == run->reset_after)
-            net->ops->reset (net);
+            net->ops->reset (net, 0);
     }
     net->ops->backward (net, weights, run->d_logits, run->d_values, gradient);
     return loss;
@@ -277,8 +277,8 @@ Test (conv_lstm, peek_gives_the_next_steps_value_and_leaves_all_as_it_was)
     for (size_t t = 0; t < run.count; t++) {
         const float *observation = run.observations + t * TINY_PIXELS;
         float logits[2][3], values[2];
-        (void)with->ops->peek (with, weights, run.observations + (7 - t) * TINY_PIXELS);
-        float peeked = with->ops->peek (with, weights, observation);
+        (void)with->ops->peek (with, weights, 0, run.observations + (7 - t) * TINY_PIXELS);
+        float peeked = with->ops->peek (with, weights, 0, observation);
         with->ops->step (with, weights, observation, logits[0], &values[0]);
         without->ops->step (without, weights, observation, logits[1], &values[1]);
         cr_expect (same_bits (&peeked, &values[1], 1), "step %zu: peek %.9g, value %.9g", t,
@@ -286,7 +286,7 @@ Test (conv_lstm, peek_gives_the_next_steps_value_and_leaves_all_as_it_was)
         cr_expect (same_bits (logits[0], logits[1], 3), "step %zu", t);
         cr_expect (same_bits (&values[0], &values[1], 1), "step %zu", t);
     }
-    (void)with->ops->peek (with, weights, run.observations);
+    (void)with->ops->peek (with, weights, 0, run.observations);
     with->ops->backward (with, weights, run.d_logits, run.d_values, gradients[0]);
     without->ops->backward (without, weights, run.d_logits, run.d_values, gradients[1]);
     cr_expect (same_bits (gradients[0], gradients[1], count), "peek changed the gradient");
@@ -304,7 +304,7 @@ Test (conv_lstm, after_reset_the_net_answers_like_a_new_one)
     old->ops->begin (old), new->ops->begin (new);
     for (size_t t = 0; t < 2; t++)
         old->ops->step (old, weights, run.observations + t * TINY_PIXELS, logits[0], &values[0]);
-    old->ops->reset (old);
+    old->ops->reset (old, 0);
     old->ops->step (old, weights, run.observations + 2 * TINY_PIXELS, logits[0], &values[0]);
     new->ops->step (new, weights, run.observations + 2 * TINY_PIXELS, logits[1], &values[1]);
     cr_expect (same_bits (logits[0], logits[1], 3));
@@ -324,10 +324,10 @@ Test (conv_lstm, weights_changed_in_place_between_rollouts_are_seen)
     rollout run = make_rollout (&random, 4, 3); /* reset at its end: no state is left over */
     (void)net_loss (net, weights, &run, gradients[0]);
     memcpy (weights, others, count * sizeof *weights);
-    float peeked = net->ops->peek (net, weights, run.observations);
-    float expected = new->ops->peek (new, others, run.observations);
+    float peeked = net->ops->peek (net, weights, 0, run.observations);
+    float expected = new->ops->peek (new, others, 0, run.observations);
     cr_expect (same_bits (&peeked, &expected, 1), "after backward");
-    (void)net->ops->peek (net, weights, run.observations);
+    (void)net->ops->peek (net, weights, 0, run.observations);
     new->ops->destroy (&new); /* it has seen the others as they were */
     new = make_net (tiny);
     for (size_t i = 0; i < count; i++)
@@ -375,12 +375,12 @@ Test (conv_lstm, a_long_rollouts_gradient_is_the_sum_of_its_episodes)
     net->ops->initialise (net, 8, weights);
     for (size_t i = 0; i < 3; i++) {
         gradients[i] = grab (count, sizeof (float));
-        net->ops->reset (net);
+        net->ops->reset (net, 0);
         net->ops->begin (net);
         for (size_t t = ranges[i][0]; t < ranges[i][1]; t++) {
             net->ops->step (net, weights, observations + t * PIXELS, logits, &value);
             if (t == FIRST - 1)
-                net->ops->reset (net);
+                net->ops->reset (net, 0);
         }
         net->ops->backward (net, weights, d_logits + ranges[i][0] * 6, d_values + ranges[i][0],
                             gradients[i]);
@@ -411,7 +411,7 @@ Test (conv_lstm, broken_weights_show_in_logits_and_value)
             size *= (size_t)net->tensors[i].shape[axis];
         for (size_t e = start; e < start + size; e++)
             weights[e] = NAN;
-        net->ops->reset (net);
+        net->ops->reset (net, 0);
         net->ops->begin (net);
         net->ops->step (net, weights, run.observations, logits, &value);
         cr_expect (isnan (logits[0]) || isnan (value), "NaN in %s was hidden",

@@ -171,7 +171,7 @@ golden_forward (golden *gold, float *logits, float *values)
         net->ops->step (net, gold->weights, observations + t * gold->pixels,
                         logits + t * gold->actions, values + t);
         if (done[t])
-            net->ops->reset (net);
+            net->ops->reset (net, 0);
     }
     free (observations), free (h), free (c), free (done);
 }

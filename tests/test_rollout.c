@@ -27,10 +27,11 @@ typedef struct script {
 } script;
 
 static gq_status
-script_reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *error)
+script_reset (gq_env *env, uint32_t index, const uint64_t *seed, float *observation,
+              gq_error *error)
 {
     script *s = (script *)env;
-    (void)seed, (void)error;
+    (void)index, (void)seed, (void)error;
     s->step = 0;
     s->episode++;
     observation[0] = 0, observation[1] = (float)s->episode;
@@ -38,11 +39,11 @@ script_reset (gq_env *env, const uint64_t *seed, float *observation, gq_error *e
 }
 
 static gq_status
-script_step (gq_env *env, uint32_t action, float *observation, gq_env_outcome *outcome,
+script_step (gq_env *env, const uint32_t *actions, float *observation, gq_env_outcome *outcome,
              gq_error *error)
 {
     script *s = (script *)env;
-    (void)action, (void)error;
+    (void)actions, (void)error;
     s->step++;
     observation[0] = (float)s->step, observation[1] = (float)s->episode;
     bool over = s->step == s->length;
@@ -79,6 +80,7 @@ static void
 check_bootstrap (bool terminates, bool truncates)
 {
     script s = {.env = {.ops = &script_ops,
+                        .count = 1,
                         .spec = {.observation_rank = 1,
                                  .observation_shape = {2},
                                  .observation_count = 2,
@@ -116,9 +118,10 @@ check_bootstrap (bool terminates, bool truncates)
         actions[t] = (int32_t)gq_a3c_sample (logits + 2 * t, 2, &random);
         rewards[t] = then[0];
         cut[t] = t % LENGTH == LENGTH - 1;
-        beyond[t] = cut[t] && terminates ? 0 : net->ops->peek (net, weights, then);
+        beyond[t] = cut[t] && terminates ? 0 : net->ops->peek (net, weights, 0, then);
     }
     gq_a3c_steps steps = {.step_count = STEPS,
+                          .env_count = 1,
                           .action_count = 2,
                           .logits = logits,
                           .values = values,
@@ -180,17 +183,17 @@ spy_step (gq_net *net, const float *weights, const float *observation, float *lo
 }
 
 static float
-spy_peek (gq_net *net, const float *weights, const float *observation)
+spy_peek (gq_net *net, const float *weights, uint32_t k, const float *observation)
 {
-    (void)net, (void)weights, (void)observation;
+    (void)k, (void)net, (void)weights, (void)observation;
     strcat (calls, "p");
     return 0;
 }
 
 static void
-spy_reset (gq_net *net)
+spy_reset (gq_net *net, uint32_t k)
 {
-    (void)net;
+    (void)net, (void)k;
     strcat (calls, "r");
 }
 
@@ -211,6 +214,7 @@ static const gq_net_ops spy_ops = {.begin = spy_begin,
 Test (rollout, recurrent_state_is_reset_at_episode_ends_only_and_after_the_bootstrap)
 {
     script s = {.env = {.ops = &script_ops,
+                        .count = 1,
                         .spec = {.observation_rank = 1,
                                  .observation_shape = {2},
                                  .observation_count = 2,

@@ -1,16 +1,24 @@
-"""One Gymnasium environment behind two pipes.  Step 0 of a gradient's path.
+"""The Gymnasium environments of one actor behind two pipes.  Step 0 of a gradient's path.
 
-Run by actors/gym.c, which holds this text inside the program:  python -c TEXT ID [KEY=VALUE ...]
+Run by actors/gym.c, which holds this text inside the program:
+    python -c TEXT ID COUNT [KEY=VALUE ...]
 Requests come in on descriptor 3, answers go out on descriptor 4; integers and floats are the
 host's own.  It must never write to descriptor 4 outside answer(): whatever an environment prints
 goes to stderr.
 
-request  u32 kind, u32 argument, u64 seed
-         RESET: argument 1 when the seed is meant, else 0; STEP: argument is the action
+request  u32 kind, u32 index, u32 seeded, u32 unused, u64 seed
+         RESET: of game `index`; STEP: of all, u32 action[COUNT] follows
 answer   u32 kind, u32 bytes, then the body
-         SPEC: u32 rank, u32 actions, u64 shape[rank]
-         STATE: f64 reward, u32 terminated, u32 truncated, f32 observation[product of shape]
+         SPEC: u32 rank, u32 actions, u32 format, u32 unused, u64 shape[rank]
+         STATE, of the game that was reset or of each: f64 reward, u32 terminated, u32 truncated,
+             observation
          WRONG (the configuration), FAILED (anything else): UTF-8 text
+An observation is, by format, FLOAT: f32[product of shape]; PLANES: u8[shape]; PIXELS: u8[height,
+width, channels] for a shape of channels, height, width; ATARI: u8[160, 160], the field of a grey
+Atari screen, which the actor reduces to the shape, 1 x 42 x 42.
+
+Atari games (ALE/...) come in format ATARI, unless obs_type=... asks for another view; with
+terminal_on_life_loss=true a lost life ends an episode, and the game goes on in the next.
 """
 
 import json
@@ -21,11 +29,13 @@ import sys
 
 RESET, STEP = 1, 2
 SPEC, STATE, WRONG, FAILED = 1, 2, 3, 4
-REQUEST = struct.Struct("=IIQ")
+FLOAT, PLANES, PIXELS, ATARI = range(4)
+REQUEST = struct.Struct("=IIIIQ")
 ANSWER = struct.Struct("=II")
 OUTCOME = struct.Struct("=dII")
 TEXT_BYTES_MAX = 900  # what fits one error message of the actor
 RANK_MAX = 8
+FIELD = slice(34, 194)  # rows of an Atari screen that a game is played on; scores are above
 
 
 class Wrong(Exception):
@@ -52,7 +62,36 @@ def keywords(words):
     return result
 
 
-def make(name, words):
+class Game:
+    """One environment; a lost life may end its episodes."""
+
+    def __init__(self, env, by_life):
+        self.env, self.by_life = env, by_life
+        self.lives = 0
+        self.over = True
+
+    def reset(self, seed):
+        if seed is not None or self.over or not self.by_life:
+            observation, information = self.env.reset(seed=seed)
+            self.over = False
+        else:  # a life was lost: the game goes on, with a step of the first action (no-op)
+            observation, _, ended, cut, information = self.env.step(0)
+            if ended or cut:
+                observation, information = self.env.reset()
+        self.lives = information.get("lives", 0)
+        return observation
+
+    def step(self, action):
+        observation, reward, terminated, truncated, information = self.env.step(action)
+        self.over = terminated or truncated
+        if self.by_life:
+            lives = information.get("lives", 0)
+            terminated, self.lives = terminated or lives < self.lives, lives
+        return observation, OUTCOME.pack(float(reward), bool(terminated), bool(truncated))
+
+
+def make(name, count, words):
+    """gymnasium, [Game], whether their screens are to be reduced."""
     arguments = keywords(words)
     try:
         import gymnasium
@@ -61,7 +100,8 @@ def make(name, words):
             f"{sys.executable} cannot import gymnasium ({problem}): install it there "
             f"(pip install gymnasium), or name another interpreter with --python"
         ) from problem
-    if name.startswith("ALE/"):
+    atari, by_life = name.startswith("ALE/"), False
+    if atari:
         try:
             import ale_py
         except ImportError as problem:
@@ -69,17 +109,28 @@ def make(name, words):
                 f"{sys.executable} cannot import ale_py ({problem}), which {name} needs: "
                 f"install it there (pip install ale-py)"
             ) from problem
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         gymnasium.register_envs(ale_py)
+        by_life = arguments.pop("terminal_on_life_loss", False)
+        if not isinstance(by_life, bool):
+            raise Wrong("--env-set terminal_on_life_loss: true or false is needed")
+    atari = atari and "obs_type" not in arguments
+    if atari:
+        arguments["obs_type"] = "grayscale"
+    # Gymnasium's checker costs a fifth of an emulator's step, and sizes are checked here anyway.
+    arguments.setdefault("disable_env_checker", True)
     try:
-        return gymnasium, gymnasium.make(name, **arguments)
+        games = [Game(gymnasium.make(name, **arguments), by_life) for _ in range(count)]
     except Exception as problem:  # unknown id, missing package, wrong keyword, constructor's own
         raise Wrong(
             f"gymnasium.make('{name}') failed: {type(problem).__name__}: {problem}"
         ) from problem
+    return gymnasium, games, atari
 
 
-def layout(gymnasium, env):
-    """Shape that the net sees, function from an observation to it, first action, action count."""
+def layout(gymnasium, env, atari):
+    """Format, shape that the net sees, function from an observation to its bytes, first action,
+    action count."""
     import numpy
 
     box, actions = env.observation_space, env.action_space
@@ -87,53 +138,54 @@ def layout(gymnasium, env):
         raise Wrong(f"the action space {actions} is not supported: gradq needs Discrete actions")
     if not isinstance(box, gymnasium.spaces.Box) or 0 in box.shape:
         raise Wrong(f"the observation space {box} is not supported: gradq needs a Box")
+    choices = int(actions.start), int(actions.n)
+    if atari and box.shape == (210, 160):
+        return ATARI, (1, 42, 42), lambda x: x[FIELD].tobytes(), *choices
     if box.dtype != numpy.uint8 or len(box.shape) not in (2, 3):
         # Vectors, and everything else as one.
         shape = (int(numpy.prod(box.shape, dtype=numpy.int64)),)
-        return shape, lambda x: numpy.asarray(x, numpy.float32), int(actions.start), int(actions.n)
-    # Images: channels first, 0 .. 1.  Height x width, height x width x channels, or channels first
-    # already, as stacked frames come.
+        return FLOAT, shape, lambda x: numpy.asarray(x, numpy.float32).tobytes(), *choices
+    # Images: channels first for the net.  They come as height x width, height x width x channels,
+    # or channels first already, as stacked frames do.
     if len(box.shape) == 2:
-        shape, order = (1, *box.shape), None
+        form, shape = PLANES, (1, *box.shape)
     elif box.shape[2] in (1, 3, 4):
-        shape, order = (box.shape[2], box.shape[0], box.shape[1]), (2, 0, 1)
+        form, shape = PIXELS, (box.shape[2], box.shape[0], box.shape[1])
     else:
-        shape, order = box.shape, None
-    scale = numpy.float32(255)
-
-    def image(x):
-        x = numpy.asarray(x)
-        if order is not None:
-            x = x.transpose(order)
-        return x.astype(numpy.float32, order="C") / scale
-
-    return shape, image, int(actions.start), int(actions.n)
+        form, shape = PLANES, box.shape
+    return form, shape, lambda x: numpy.asarray(x, numpy.uint8).tobytes(), *choices
 
 
-def read_request():
-    """The next request, or None when the actor has gone."""
+def read(size):
+    """Bytes of a request, or None when the actor has gone."""
     data = b""
-    while len(data) < REQUEST.size:
-        part = os.read(3, REQUEST.size - len(data))
+    while len(data) < size:
+        part = os.read(3, size - len(data))
         if not part:
             return None
         data += part
-    return REQUEST.unpack(data)
+    return data
 
 
-def serve(env, convert, start):
-    while (request := read_request()) is not None:
-        kind, argument, seed = request
+def serve(games, convert, start):
+    still, actions = OUTCOME.pack(0, 0, 0), struct.Struct(f"={len(games)}I")
+    while (request := read(REQUEST.size)) is not None:
+        kind, index, seeded, _, seed = REQUEST.unpack(request)
         if kind == RESET:
             # Some environments take 31 bits of seed only.
-            observation, _ = env.reset(seed=seed % 2**31 if argument else None)
-            outcome = OUTCOME.pack(0, 0, 0)
+            observation = games[index].reset(seed % 2**31 if seeded else None)
+            answer(STATE, still + convert(observation))
         elif kind == STEP:
-            observation, reward, terminated, truncated, _ = env.step(start + argument)
-            outcome = OUTCOME.pack(float(reward), bool(terminated), bool(truncated))
+            chosen = read(actions.size)
+            if chosen is None:
+                return
+            parts = []
+            for game, action in zip(games, actions.unpack(chosen), strict=True):
+                observation, outcome = game.step(start + action)
+                parts += outcome, convert(observation)
+            answer(STATE, b"".join(parts))
         else:
             raise ValueError(f"request {kind} is not one of the protocol")
-        answer(STATE, outcome + convert(observation).tobytes())
 
 
 def main():
@@ -141,14 +193,14 @@ def main():
     # before it has closed the environment.  When the actor is gone, read_request ends the loop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    env = None
+    games = []
     try:
-        gymnasium, env = make(sys.argv[1], sys.argv[2:])
-        shape, convert, start, count = layout(gymnasium, env)
+        gymnasium, games, atari = make(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+        form, shape, convert, start, count = layout(gymnasium, games[0].env, atari)
         if len(shape) > RANK_MAX:
             raise Wrong(f"an observation of {len(shape)} dimensions is not supported")
-        answer(SPEC, struct.pack(f"=II{len(shape)}Q", len(shape), count, *shape))
-        serve(env, convert, start)
+        answer(SPEC, struct.pack(f"=IIII{len(shape)}Q", len(shape), count, form, 0, *shape))
+        serve(games, convert, start)
     except BrokenPipeError:
         pass
     except Exception as problem:
@@ -165,8 +217,8 @@ def main():
             answer(kind, text.encode("utf-8", "replace")[:TEXT_BYTES_MAX])
         except BrokenPipeError:
             pass
-    if env is not None:
-        env.close()
+    for game in games:
+        game.env.close()
 
 
 main()
