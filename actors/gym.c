@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "env.h"
-#include "frame.h"
+#include "screen.h"
 #include "stats.h"
 
 __asm__(".pushsection .rodata\n"
@@ -198,7 +198,7 @@ convert (const gym_env *gym, float *observation)
         break;
     }
     case FORMAT_ATARI:
-        gq_frame_reduce (wire, observation);
+        gq_screen_reduce (wire, observation);
         break;
     case FORMAT_FLOAT:
     case FORMATS:
@@ -415,8 +415,8 @@ take_format (gym_env *self, uint32_t format, gq_error *error)
     const gq_env_spec *spec = &self->env.spec;
     bool image = spec->observation_rank == 3;
     bool reduced = image && spec->observation_shape[0] == 1 &&
-                   spec->observation_shape[1] == GQ_FRAME_REDUCED &&
-                   spec->observation_shape[2] == GQ_FRAME_REDUCED;
+                   spec->observation_shape[1] == GQ_SCREEN_REDUCED &&
+                   spec->observation_shape[2] == GQ_SCREEN_REDUCED;
 
     self->format = (enum format)format;
     if ((format == FORMAT_PIXELS && !image) || (format == FORMAT_ATARI && !reduced))
@@ -425,7 +425,7 @@ take_format (gym_env *self, uint32_t format, gq_error *error)
     if (format == FORMAT_FLOAT)
         self->wire_bytes *= (uint32_t)sizeof (float);
     if (format == FORMAT_ATARI)
-        self->wire_bytes = GQ_FRAME_SIDE * GQ_FRAME_SIDE;
+        self->wire_bytes = GQ_SCREEN_SIDE * GQ_SCREEN_SIDE;
     if ((uint64_t)self->wire_bytes * self->env.count > ANSWER_BYTES_MAX)
         return gq_fail (error, GQ_INVALID,
                         "gym:%s: %u environments with observations of %u bytes are too many for "

@@ -1,13 +1,13 @@
 /*
- * Reducing an Atari frame.  Step 0 of a gradient's path.
+ * Reducing an Atari screen.  Step 0 of a gradient's path.
  *
  * Both reductions are linear and separable, so they are one filter of four neighbours along each
  * axis: two halved pixels of two pixels each.
  */
-#include "frame.h"
+#include "screen.h"
 
-#define SIDE    GQ_FRAME_SIDE
-#define REDUCED GQ_FRAME_REDUCED
+#define SIDE    GQ_SCREEN_SIDE
+#define REDUCED GQ_SCREEN_REDUCED
 #define HALF    (SIDE / 2)
 #define TAPS    4
 
@@ -31,7 +31,7 @@ taps_of (int i)
 }
 
 void
-gq_frame_reduce (const uint8_t *field, float *out)
+gq_screen_reduce (const uint8_t *field, float *out)
 {
     for (int y = 0; y < REDUCED; y++) {
         const taps rows = taps_of (y);
