@@ -5,7 +5,7 @@
 #   SANITIZE=address|thread    build into build/<name> with that sanitizer (asan and tsan do it)
 #   CFLAGS='-O3 -g'            optimisation and debugging; the rest is below
 #   PREFIX= DESTDIR=           where `make install` puts things
-#   ARGS=                      more words for the program that run or bench starts
+#   ARGS=                      more words for the program that run, pong or bench starts
 #   FUZZ_SECONDS=              time for each fuzzer
 #   SIM_SEEDS=1..100000        which schedules the simulator runs
 #   CHAOS_SEEDS= CHAOS_SECONDS=   how many runs of the chaos runner, and how long each is disturbed
@@ -77,7 +77,7 @@ FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
 # ---- what to do ----
 .DEFAULT_GOAL := all
-.PHONY: help all run test sim mutants bench asan tsan fuzz chaos lint format options venv install clean
+.PHONY: help all run pong test sim mutants bench asan tsan fuzz chaos lint format options venv install clean
 .PHONY: check tests FORCE
 
 help: ## list the targets
@@ -90,6 +90,12 @@ run: ## install what is missing, build, train 4 actors to solve CartPole under t
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@tools/gradq up --run run --env CartPole-v1 --actors 4 --target-return 475 $(ARGS)
+
+pong: ## the same with Atari's Pong from pixels: 3 actors of 4 games, half an hour on two cores
+	@tools/setup.sh run venv
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@tools/gradq up --run run-pong --env gym:ALE/Pong-v5 --env-set repeat_action_probability=0 \
+	    --net conv-lstm --actors 3 --target-return 18 $(ARGS)
 
 test: ## install what is missing, build, run every test
 	@tools/setup.sh test
@@ -143,7 +149,7 @@ format: ## let clang-format lay out all C
 options: all ## write docs/OPTIONS.md from what the programs say to --help
 	@/usr/bin/python3 tools/options.py
 
-venv: ## Python with Gymnasium in build/venv, for gym:ID
+venv: ## Python with Gymnasium, TensorBoard and matplotlib in build/venv, for gym:ID and curves
 	@tools/setup.sh venv
 
 clean: ## remove build/

@@ -8,7 +8,10 @@ for sockets when the run directory's path is too long); never starts or stops a 
     DIR/supervisor/          supervisord's configuration, log and socket
     DIR/supervisor/programs/ NAME.conf for supervisord, NAME.sh with the command itself
     DIR/log/                 NAME.jsonl (the process' own log), NAME.out (its stdout and stderr)
-    DIR/metrics/             actor-K.jsonl (a line per episode), run.jsonl (a line per second)
+    DIR/metrics/             actor-K.jsonl (a line per episode, and one per second of training),
+                             run.jsonl (a line per second)
+    DIR/tensorboard/         event files and state of the recorder, see gradq_tensorboard.py
+    DIR/summary.png          the learning curve, drawn when `up` ends and by `plot`
     DIR/old/N/               earlier runs of the same directory
 """
 
@@ -20,6 +23,7 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 
@@ -35,12 +39,22 @@ CONTROL_SUFFIXES = ("", ".gradients-in", ".gradients-out", ".weights-in", ".weig
 SUPERVISOR_SUFFIX = ".4194304"
 ACTORS_MAX = 4096  # GQ_ACTORS_MAX
 PORTS = len(CONTROL_SUFFIXES)
+PYTHON_WAIT_S = 10
 
 DEFAULTS = {
     # optimizer None: the process finds its rule in GRADQ_OPTIMIZER, an INI file, its own default.
     "actors": 4, "env": "CartPole-v1", "env_set": [], "optimizer": None, "set": [], "seed": 1,
     "target_return": None, "max_steps": None, "actor": None, "address": None,
-    "broker_option": [], "optimizer_option": [], "actor_option": [],
+    "broker_option": [], "optimizer_option": [], "actor_option": [], "tensorboard": True,
+    "net": None,
+}
+# What `--net` brings where nothing else was said: settings that are known to learn games from
+# pixels.  The loss is summed over a rollout, so the gradient's norm is bounded.
+RECIPES = {
+    "conv-lstm": {
+        "optimizer": "adam", "set": ["lr=4e-4", "eps=1e-3", "clip_norm=40"],
+        "actor_option": ["envs-per-actor=4", "normalise=running", "reward-clip=1",
+                         "reduction=sum", "entropy-weight=0.01"]},
 }
 # Options that tools/gradq gives itself, so that a pass-through cannot contradict it.
 OWN_OPTIONS = {
@@ -50,8 +64,8 @@ OWN_OPTIONS = {
 }
 # Priorities: supervisord starts upwards and stops downwards.  stopwaitsecs: an actor waits for
 # its last acknowledgements; the optimizer writes gigabytes at worst; then SIGKILL.
-PRIORITY = {"broker": 10, "optimizer": 20, "actor": 30, "watch": 40}
-STOP_WAIT_S = {"broker": 10, "optimizer": 120, "actor": 15, "watch": 10}
+PRIORITY = {"broker": 10, "optimizer": 20, "actor": 30, "watch": 40, "recorder": 40}
+STOP_WAIT_S = {"broker": 10, "optimizer": 120, "actor": 15, "watch": 10, "recorder": 20}
 
 
 class Failure(Exception):
@@ -86,6 +100,54 @@ def build_directory(given):
     if os.path.exists(os.path.join(here, "gradq-broker")):
         return here
     return os.path.join(os.path.dirname(here), "build")
+
+
+def lacking(words, given):
+    """Those KEY=VALUE words whose key is in none of the given ones."""
+    keys = {word.partition("=")[0] for word in given}
+    return [word for word in words if word.partition("=")[0] not in keys]
+
+
+def with_recipe(settings):
+    """The settings, and under them what RECIPES has for their net."""
+    recipe = RECIPES.get(settings["net"])
+    if recipe is None or settings["actor"] is not None:
+        return settings
+    result = {**settings, "actor_option": settings["actor_option"]
+              + lacking(recipe["actor_option"], settings["actor_option"])}
+    # A rule that is named elsewhere is left to itself.
+    elsewhere = "GRADQ_OPTIMIZER" in os.environ or "GRADQ_CONFIG" in os.environ or any(
+        word.startswith("config=") for word in settings["optimizer_option"])
+    if settings["optimizer"] == recipe["optimizer"] or (
+            settings["optimizer"] is None and not elsewhere):
+        result["optimizer"] = recipe["optimizer"]
+        result["set"] = settings["set"] + lacking(recipe["set"], settings["set"])
+    return result
+
+
+def beside(name):
+    """The path of another of our scripts."""
+    return os.path.join(os.path.dirname(os.path.realpath(__file__)), name)
+
+
+def find_python(build, package, settings=None):
+    """The first Python that has a package, None when none has: where actors look for Gymnasium
+    (actors/gym.c), and where it is not beside that, where `make venv` puts it."""
+    told = [pair[7:] for pair in (settings or {}).get("actor_option", ())
+            if pair.startswith("python=")]
+    # Not imported, which would take half a second.  A directory of that name has no origin.
+    ask = ("import sys, importlib.util as u; s = u.find_spec(sys.argv[1]); "
+           "sys.exit(s is None or s.origin is None)")
+    for python in [*told, os.environ.get("GRADQ_PYTHON"), os.path.join(build, "venv/bin/python"),
+                   os.path.join(build, "../venv/bin/python"), "python3"]:
+        try:
+            if python and subprocess.run([python, "-c", ask, package], stdin=subprocess.DEVNULL,
+                                         capture_output=True, timeout=PYTHON_WAIT_S,
+                                         check=False).returncode == 0:
+                return python
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+    return None
 
 
 class Run:
@@ -254,7 +316,8 @@ class Run:
         watched = self.settings.get("detached") and (
             self.settings["target_return"] is not None or self.settings["max_steps"] is not None)
         return (["broker", "optimizer"] + [f"actor-{k}" for k in range(self.settings["actors"])]
-                + (["watch"] if watched else []))
+                + (["watch"] if watched else [])
+                + (["recorder"] if self.settings.get("recorder_python") else []))
 
     def command(self, name):
         """(argument vector, extra environment) of a program."""
@@ -270,6 +333,9 @@ class Run:
         elif kind == "watch":
             argv = [sys.executable, os.path.realpath(sys.argv[0]), "watch", "--run", self.dir,
                     "--build", self.build]
+        elif kind == "recorder":
+            argv = [settings["recorder_python"], beside("gradq_tensorboard.py"), self.dir]
+            environment = {"OPENBLAS_NUM_THREADS": "1"}
         else:
             number, metrics = name.split("-")[1], self.path("metrics", name + ".jsonl")
             if settings["actor"]:
@@ -285,6 +351,7 @@ class Run:
                 argv = [self.binary("actor"), *words, "--actor", number,
                         "--seed", str(settings["seed"]), "--env", settings["env"],
                         *repeat("--env-set", settings["env_set"]), "--metrics", metrics,
+                        *(["--net", settings["net"]] if settings["net"] else []),
                         *option_words(settings["actor_option"])]
         return argv, environment
 

@@ -197,15 +197,17 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def stop_all(self):
-        """Actors, then optimizer (it writes the final checkpoint), then broker, then supervisord.
+        """Actors, then optimizer (it writes the final checkpoint) and recorder, then broker, then
+        supervisord.
 
         supervisord's own shutdown keeps that order too, but stops actors one after another.
         """
         try:
             self.pid = self.call("supervisor.getPID")
             names = [row["name"] for row in self.processes()]
-            for kind in ("actor", "optimizer", "broker"):
-                self.stop([name for name in names if kind_of(name) == kind])
+            # The recorder writes what actors have said, while the optimizer writes its checkpoint.
+            for kinds in (("actor",), ("optimizer", "recorder"), ("broker",)):
+                self.stop([name for name in names if kind_of(name) in kinds])
             self.call("supervisor.shutdown")
         except Gone:
             pass  # it is going already, or was killed: its processes get SIGTERM either way
@@ -243,5 +245,5 @@ def over(info):
 
 def order(name):
     kind, _, number = name.partition("-")
-    kinds = ["broker", "optimizer", "actor", "watch"]
+    kinds = ["broker", "optimizer", "actor", "watch", "recorder"]
     return (kinds.index(kind) if kind in kinds else len(kinds), int(number or 0), name)

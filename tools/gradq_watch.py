@@ -241,8 +241,9 @@ class Watch:
         if failure:
             return failure.code, str(failure)
         actors = [row for row in rows if kind_of(row["name"]) == "actor"]
-        for row in actors:
-            self.tell_ended(row)
+        for row in rows:
+            if kind_of(row["name"]) in ("actor", "recorder"):
+                self.tell_ended(row)
         if actors and all(row["over"] for row in actors):
             if self.settings["target_return"] is None:
                 return 0, "done: every actor has finished"
@@ -250,7 +251,7 @@ class Watch:
         return None
 
     def tell_ended(self, row):
-        """One sentence when an actor ends, or keeps crashing, while the others go on."""
+        """One sentence when a process that others do not need ends, or keeps crashing."""
         broken = row["crashes"] >= CRASHES_MAX
         if not row["over"] and not broken:
             self.told.discard(row["name"])

@@ -17,7 +17,8 @@ fuzz_packages="clang-14 libclang-rt-14-dev"
 venv=build/venv
 # Gymnasium is in no Debian release; safetensors is the Python reader that ours is held against.
 # NumPy 2: NumPy 1's vectorised sine differs from libm's in the last bit, and so would trajectories.
-venv_packages="gymnasium safetensors numpy>=2"
+# TensorBoard writes and reads the curves of a run, matplotlib draws them.
+venv_packages="gymnasium ale-py safetensors numpy>=2 tensorboard matplotlib"
 
 missing () {
     for package in "$@"; do
@@ -60,9 +61,9 @@ install_packages () {
     rm -f "$log"
 }
 
-# Python for gym:ID and for the tests that read our files with other people's code.
+# Python for gym:ID, for curves, and for the tests that read our files with other people's code.
 make_venv () {
-    if "$venv/bin/python" -c 'import gymnasium, safetensors, numpy
+    if "$venv/bin/python" -c 'import gymnasium, ale_py, safetensors, numpy, tensorboard, matplotlib
 assert numpy.__version__ >= "2"' 2>/dev/null; then
         return 0
     fi
@@ -77,7 +78,7 @@ assert numpy.__version__ >= "2"' 2>/dev/null; then
         echo "setup: $venv is incomplete, and with CI=true nothing may be skipped" >&2
         exit 1
     fi
-    echo "setup: going on without $venv; tests that need Gymnasium will be skipped" >&2
+    echo "setup: going on without $venv; tests that need its packages will be skipped" >&2
 }
 
 cd "$(dirname "$0")/.."

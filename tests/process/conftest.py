@@ -8,6 +8,7 @@ Fixtures
     tcp_address   the control endpoint of a broker on six free ports of 127.0.0.1
     start         start(program, *words) -> Process; a name without '/' is taken from the build
     gymnasium     the Python that has Gymnasium, as a str; skips when there is none (fails in CI)
+    tensorboard   the same, of TensorBoard and matplotlib
 
 Functions: from conftest import wait_for, free_ports, SLOW
     wait_for(condition, timeout, what) is the only way to wait.  Nothing here, and nothing in the
@@ -179,16 +180,25 @@ def tcp_address() -> str:
     return f"tcp://127.0.0.1:{free_ports()}"
 
 
-@pytest.fixture
-def gymnasium() -> str:
+def python_with(packages: str) -> str:
     python = os.environ.get("GRADQ_PYTHON", str(ROOT / "build/venv/bin/python"))
     try:
-        subprocess.run([python, "-c", "import gymnasium"], check=True, capture_output=True,
+        subprocess.run([python, "-c", f"import {packages}"], check=True, capture_output=True,
                         timeout=120)
     except (OSError, subprocess.SubprocessError):
-        reason = f"{python} has no gymnasium; type make venv"
+        reason = f"{python} has no {packages}; type make venv"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
     return python
+
+
+@pytest.fixture
+def gymnasium() -> str:
+    return python_with("gymnasium")
+
+
+@pytest.fixture(scope="session")
+def tensorboard() -> str:
+    return python_with("tensorboard, matplotlib")
 
 
 @pytest.fixture

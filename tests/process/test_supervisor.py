@@ -102,13 +102,15 @@ def service(run):
 
 def up(run, *words, **more):
     print(f"seed {SEED}")
-    return gradq("up", run, "--seed", str(SEED), *words, **more)
+    # The recorder is there or not with the packages of the machine; see test_tensorboard.py.
+    return gradq("up", run, "--seed", str(SEED), "--no-tensorboard", *words, **more)
 
 
 @contextlib.contextmanager
 def foreground(run, *words):
     """`up` in the foreground, past its start."""
-    argv = [GRADQ, "up", "--run", run, "--build", BUILD, "--seed", str(SEED), *words]
+    argv = [GRADQ, "up", "--run", run, "--build", BUILD, "--seed", str(SEED), "--no-tensorboard",
+            *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           stdin=subprocess.DEVNULL) as child:
         try:
