@@ -102,7 +102,8 @@ def run_process(build: Path, env: dict) -> Result:
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     status, _ = run(["/usr/bin/python3", "-m", "pytest", "-q", "-rs", "-n", PROCESS_WORKERS,
-                      "-p", "no:cacheprovider", f"--junitxml={report}", "tests/process"], env)
+                      "-p", "no:cacheprovider", f"--junitxml={report}", "tests/process",
+                      "tests/python"], env)
     if not report.exists():
         return Result("process", 0, 1, notes=(f"no report from pytest, exit {status}",))
     suite = xml.etree.ElementTree.parse(report).getroot().find("testsuite")

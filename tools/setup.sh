@@ -1,6 +1,6 @@
 #!/bin/sh
 # Set-up: see what a job of the Makefile needs on Debian 12, and install what is missing.
-# Usage: tools/setup.sh run|test|lint|fuzz|venv ...
+# Usage: tools/setup.sh run|test|torch|lint|fuzz|venv ...
 #
 # Called before each job and quiet when there is nothing to do, so it keeps no stamp that could lie.
 # It never removes or upgrades anything, and never asks a question.
@@ -10,6 +10,8 @@ run_packages="gcc make libc6-dev libczmq-dev libzmq3-dev libopenblas-dev libjans
     libisal-dev libxxhash-dev supervisor python3 util-linux"
 test_packages="libcriterion-dev python3-pytest python3-pytest-xdist python3-zmq python3-numpy
     python3-venv"
+# For gradq.torch and its examples: 170 MB of archives, 850 MB on the disk, two minutes.
+torch_packages="python3-torch python3-sklearn python3-zmq python3-numpy python3-venv"
 # By version: what clang-format calls clean changes from one release to the next.
 lint_packages="clang-format-14 clang-tidy-14 cppcheck"
 fuzz_packages="clang-14 libclang-rt-14-dev"
@@ -81,18 +83,38 @@ assert numpy.__version__ >= "2"' 2>/dev/null; then
     echo "setup: going on without $venv; tests that need its packages will be skipped" >&2
 }
 
+# Gymnasium beside Debian's torch, which wants Debian's NumPy.
+make_torch_venv () {
+    if build/venv-torch/bin/python -c 'import gymnasium' 2>/dev/null; then
+        return 0
+    fi
+    echo "setup: installing gymnasium into build/venv-torch" >&2
+    mkdir -p build
+    if /usr/bin/python3 -m venv --clear --system-site-packages build/venv-torch &&
+        build/venv-torch/bin/python -m pip install -q --retries 2 gymnasium </dev/null; then
+        return 0
+    fi
+    if [ "${CI:-}" = true ]; then
+        echo "setup: build/venv-torch is incomplete, and with CI=true nothing may be skipped" >&2
+        exit 1
+    fi
+    echo "setup: going on without build/venv-torch; tests that need it will be skipped" >&2
+}
+
 cd "$(dirname "$0")/.."
 packages=
 with_venv=
+with_torch=
 for job in "$@"; do
     case $job in
     run) packages="$packages $run_packages" ;;
     test) packages="$packages $run_packages $test_packages" with_venv=yes ;;
+    torch) packages="$packages $torch_packages" with_torch=yes ;;
     lint) packages="$packages $lint_packages" ;;
     fuzz) packages="$packages $run_packages $fuzz_packages" ;;
     venv) packages="$packages python3-venv" with_venv=yes ;;
     *)
-        echo "setup: '$job' is none of run, test, lint, fuzz, venv" >&2
+        echo "setup: '$job' is none of run, test, torch, lint, fuzz, venv" >&2
         exit 2
         ;;
     esac
@@ -100,3 +122,4 @@ done
 # shellcheck disable=SC2086
 install_packages $packages
 if [ -n "$with_venv" ]; then make_venv; fi
+if [ -n "$with_torch" ]; then make_torch_venv; fi
