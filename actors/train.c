@@ -265,14 +265,15 @@ train (trainer *self, gq_error *error)
                               : 0;
         self->version = weights.version;
         status = gq_rollout_play (self->rollout, weights.data, steps, gradient, &loss, error);
+        if (status != GQ_OK)
+            return status;
+        /* Before the gradient is sent, for then it is the client's; in the order of their steps, by
+         * which readers tell one life of an actor from the next. */
+        report (self);
+        write_training (self, &loss, gradient);
+        status = send_gradient (self, steps * games, error);
         if (status == GQ_OK)
-            write_training (self, &loss, gradient);
-        if (status == GQ_OK)
-            status = send_gradient (self, steps * games, error);
-        if (status == GQ_OK) {
-            report (self);
             log_progress (self);
-        }
     }
     return status;
 }

@@ -35,6 +35,7 @@ ANSWER = struct.Struct("=II")
 OUTCOME = struct.Struct("=dII")
 TEXT_BYTES_MAX = 900  # what fits one error message of the actor
 RANK_MAX = 8
+IOV_MAX = 1024  # parts of one write
 FIELD = slice(34, 194)  # rows of an Atari screen that a game is played on; scores are above
 
 
@@ -42,10 +43,16 @@ class Wrong(Exception):
     """The user must change a setting or install something."""
 
 
-def answer(kind, body):
-    data = ANSWER.pack(kind, len(body)) + body
-    while data:
-        data = data[os.write(4, data) :]
+def answer(kind, *parts):
+    """The parts of a body, as they lie in memory: screens are not copied once more."""
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    views.insert(0, memoryview(ANSWER.pack(kind, sum(view.nbytes for view in views))))
+    while views:
+        sent = os.writev(4, views[:IOV_MAX])
+        while views and sent >= views[0].nbytes:
+            sent -= views.pop(0).nbytes
+        if sent:
+            views[0] = views[0][sent:]
 
 
 def keywords(words):
@@ -140,11 +147,11 @@ def layout(gymnasium, env, atari):
         raise Wrong(f"the observation space {box} is not supported: gradq needs a Box")
     choices = int(actions.start), int(actions.n)
     if atari and box.shape == (210, 160):
-        return ATARI, (1, 42, 42), lambda x: x[FIELD].tobytes(), *choices
+        return ATARI, (1, 42, 42), lambda x: x[FIELD].data, *choices
     if box.dtype != numpy.uint8 or len(box.shape) not in (2, 3):
         # Vectors, and everything else as one.
         shape = (int(numpy.prod(box.shape, dtype=numpy.int64)),)
-        return FLOAT, shape, lambda x: numpy.asarray(x, numpy.float32).tobytes(), *choices
+        return FLOAT, shape, lambda x: numpy.ascontiguousarray(x, numpy.float32).data, *choices
     # Images: channels first for the net.  They come as height x width, height x width x channels,
     # or channels first already, as stacked frames do.
     if len(box.shape) == 2:
@@ -153,7 +160,7 @@ def layout(gymnasium, env, atari):
         form, shape = PIXELS, (box.shape[2], box.shape[0], box.shape[1])
     else:
         form, shape = PLANES, box.shape
-    return form, shape, lambda x: numpy.asarray(x, numpy.uint8).tobytes(), *choices
+    return form, shape, lambda x: numpy.ascontiguousarray(x, numpy.uint8).data, *choices
 
 
 def read(size):
@@ -174,7 +181,7 @@ def serve(games, convert, start):
         if kind == RESET:
             # Some environments take 31 bits of seed only.
             observation = games[index].reset(seed % 2**31 if seeded else None)
-            answer(STATE, still + convert(observation))
+            answer(STATE, still, convert(observation))
         elif kind == STEP:
             chosen = read(actions.size)
             if chosen is None:
@@ -183,7 +190,7 @@ def serve(games, convert, start):
             for game, action in zip(games, actions.unpack(chosen), strict=True):
                 observation, outcome = game.step(start + action)
                 parts += outcome, convert(observation)
-            answer(STATE, b"".join(parts))
+            answer(STATE, *parts)
         else:
             raise ValueError(f"request {kind} is not one of the protocol")
 
