@@ -187,11 +187,11 @@ json_t *
 gq_registry_optimizer_json (const gq_registry *registry, uint64_t now_ns)
 {
     static const char *const keys[] = {
-        "name",         "version",        "term",          "start_version",      "applied",
-        "rejected",     "rejected_by",    "duplicates",    "taken_early",        "lsn",
-        "malformed",    "staleness_p50",  "staleness_p99", "staleness_max",      "apply_us_p50",
-        "apply_us_p99", "publish_us_p50", "published",     "checkpoint_version", "parameters",
-        "run"};
+        "name",         "lr",           "version",        "term",          "start_version",
+        "applied",      "rejected",     "rejected_by",    "duplicates",    "taken_early",
+        "lsn",          "malformed",    "staleness_p50",  "staleness_p99", "staleness_max",
+        "apply_us_p50", "apply_us_p99", "publish_us_p50", "published",     "checkpoint_version",
+        "parameters",   "run"};
     json_t *result = json_object ();
     uint64_t age_ms = age_ms_of (registry->optimizer_ns, now_ns);
     const char *state =

@@ -4,6 +4,7 @@
  */
 #include "hello.h"
 
+#include <math.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -318,5 +319,8 @@ gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogra
                    "name", gq_rule_plugin (core->rule)->name, "rejected_by", rejected_by (core));
     for (size_t i = 0; report != NULL && i < sizeof numbers / sizeof numbers[0]; i++)
         json_object_set_new (report, numbers[i].key, json_integer ((json_int_t)numbers[i].value));
+    const double lr = gq_rule_lr (core->rule);
+    if (report != NULL && !isnan (lr))
+        json_object_set_new (report, "lr", json_real (lr));
     return report;
 }

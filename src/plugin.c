@@ -105,6 +105,16 @@ name_state (gq_rule_state *state, const gq_optimizer *plugin)
                   plugin->scalars[i]);
 }
 
+/* Index of the plug-in's setting lr; own_count: it has none. */
+static size_t
+lr_index (const gq_rule *rule)
+{
+    size_t index = 0;
+    while (index < rule->own_count && strcmp (rule->rows[index].name, "lr") != 0)
+        index++;
+    return index;
+}
+
 /* The plug-in is open: take its tables, the words of the user and the kernel. */
 static gq_status
 configure (gq_rule *rule, const char *const *sets, size_t set_count, const char *cpu,
@@ -119,7 +129,8 @@ configure (gq_rule *rule, const char *const *sets, size_t set_count, const char 
         gq_settings_parse (rule->values, rule->rows, rule->own_count + GQ_HOST_SETTING_COUNT, sets,
                            set_count, plugin->name, error);
     if (status == GQ_OK)
-        status = gq_host_settings_check (rule->values + rule->own_count, error);
+        status = gq_host_settings_check (rule->values + rule->own_count,
+                                         lr_index (rule) < rule->own_count, plugin->name, error);
     if (status == GQ_OK)
         status = choose_level (&rule->level, plugin, cpu, error);
     if (status == GQ_OK && plugin->idle != NULL)
@@ -446,6 +457,16 @@ double
 gq_rule_last_norm (const gq_rule *rule)
 {
     return rule->last_norm;
+}
+
+double
+gq_rule_lr (const gq_rule *rule)
+{
+    const size_t index = lr_index (rule);
+    if (index == rule->own_count)
+        return (double)NAN;
+    return rule->values[index] *
+           gq_schedule_factor (rule->values + rule->own_count, rule->state.steps + 1);
 }
 
 int

@@ -21,6 +21,7 @@
  *   clip_norm (0: off), schedule constant|linear|cosine, schedule_steps, warmup_steps.
  * linear: warm-up, then lr falls linearly to 0 at schedule_steps; cosine: warm-up, then half a
  * cosine to 0 at schedule_steps; constant: warm-up only.  After schedule_steps lr stays 0.
+ * Steps are the rule's own: a restart and a swap back to it go on where it was.
  */
 typedef struct gq_rule gq_rule;
 
@@ -104,6 +105,8 @@ uint64_t gq_rule_steps (const gq_rule *rule); /* made so far */
 void gq_rule_set_steps (gq_rule *rule, uint64_t steps);
 double
 gq_rule_last_norm (const gq_rule *rule); /* of the last gradient * scale; 0 when not clipping */
+/* Learning rate of the next step, as the schedule has it; NaN: the plug-in has no setting lr. */
+double gq_rule_lr (const gq_rule *rule);
 /* Setting i of the plug-in's and then the host's, as "key" and "value" text; 0 past the end. */
 int gq_rule_setting (const gq_rule *rule, size_t index, const char **key, char value[64]);
 const char *gq_rule_cpu (const gq_rule *rule); /* the level in use: "avx2" */

@@ -186,9 +186,15 @@ gq_settings_parse (double *values, const gq_setting *rows, size_t count, const c
 }
 
 gq_status
-gq_host_settings_check (const double *values, gq_error *error)
+gq_host_settings_check (const double *values, bool has_lr, const char *owner, gq_error *error)
 {
     double total = values[GQ_HOST_SCHEDULE_STEPS], warmup = values[GQ_HOST_WARMUP_STEPS];
+    /* Such a rule need not know of the factor: what was asked for would quietly not happen. */
+    if (!has_lr && (values[GQ_HOST_SCHEDULE] != CONSTANT || warmup != 0))
+        return gq_fail (error, GQ_INVALID,
+                        "%s has no setting lr, on which schedule and warmup_steps act; leave them "
+                        "out, or call its learning rate lr",
+                        owner);
     if (total != floor (total) || warmup != floor (warmup))
         return gq_fail (error, GQ_INVALID, "schedule_steps and warmup_steps are whole numbers");
     if (values[GQ_HOST_SCHEDULE] == CONSTANT)

@@ -5,6 +5,7 @@
 #ifndef GQ_RULE_SETTINGS_H
 #define GQ_RULE_SETTINGS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -41,8 +42,10 @@ GQ_CHECK gq_status gq_settings_parse (double *values, const gq_setting *rows, si
                                       const char *const *sets, size_t set_count, const char *owner,
                                       gq_error *error);
 
-/* Do the host's values[GQ_HOST_SETTING_COUNT] make sense together?  GQ_OK, GQ_INVALID. */
-GQ_CHECK gq_status gq_host_settings_check (const double *values, gq_error *error);
+/* Do the host's values[GQ_HOST_SETTING_COUNT] make sense together, and for a rule `owner` that has
+ * a setting lr or has none?  GQ_OK, GQ_INVALID. */
+GQ_CHECK gq_status gq_host_settings_check (const double *values, bool has_lr, const char *owner,
+                                           gq_error *error);
 
 /* The text that gq_settings_parse reads back as exactly `value`: a word, or the shortest number. */
 void gq_setting_text (const gq_setting *row, double value, char text[GQ_SETTING_TEXT]);
@@ -53,8 +56,9 @@ void gq_setting_text (const gq_setting *row, double value, char text[GQ_SETTING_
  *   constant                      1
  *   linear                        (total - t) / (total - warmup)              0 from t = total on
  *   cosine                        (1 + cos (pi (t - warmup) / (total - warmup))) / 2, likewise
- * (Loshchilov and Hutter, 2017, arXiv:1608.03983, equation 5, without restarts.)  The same bits on
- * every CPU: no libm.
+ * (Linear as in Mnih et al., 2016, arXiv:1602.01783, there without warm-up; cosine: Loshchilov and
+ * Hutter, 2017, arXiv:1608.03983, equation 5, without restarts.)  A function of the rule's step
+ * count alone, and the same bits on every CPU: no libm.
  */
 double gq_schedule_factor (const double *values, uint64_t step);
 

@@ -122,6 +122,28 @@ Test (core_switch, a_rule_that_comes_back_goes_on_as_if_it_had_never_rested)
     end ();
 }
 
+Test (core_switch, a_schedule_goes_by_the_steps_of_its_rule)
+{
+    rule_sets = SETS ("lr=1", "schedule=linear", "schedule_steps=4");
+    begin (&plain, 10);
+    take (of (1, 1, 1));
+    take (of (1, 2, 1));
+    expect_all (-1.75f); /* lr 1, 3/4 */
+    switch_to (&plain, "adagrad", SETS ("lr=0"));
+    take_some (3, 5);
+    switch_to (&plain, "sgd", rule_sets);
+    take (of (1, 6, 1));
+    expect_all (-2.25f); /* its third step: 2/4 */
+    switch_to (&plain, "sgd", SETS ("lr=1", "schedule=linear", "schedule_steps=8"));
+    take (of (1, 7, 1));
+    expect_all (-2.875f); /* its fourth, of eight: 5/8 */
+    switch_to (&plain, "sgd", rule_sets);
+    take (of (1, 8, 1));
+    expect_all (-2.875f);
+    cr_assert_eq (core.version, 18, "a step that changes nothing is one");
+    end ();
+}
+
 Test (core_switch, other_settings_of_the_same_rule_leave_what_retired_before_it)
 {
     rule_name = "adam";

@@ -261,6 +261,82 @@ Test (golden, try_writes_the_last_step_unless_told)
     teardown (&p);
 }
 
+/* w@STEP of `out` is want[2], give or take `tolerance`. */
+static void
+expect_weights (const gq_safetensors *out, int step, const double *want, double tolerance)
+{
+    char name[16];
+    float w[2];
+    gq_error error = {.text = ""};
+    snprintf (name, sizeof name, "w@%d", step);
+    cr_assert_eq (gq_safetensors_copy (out, name, GQ_DTYPE_F32, 2, w, &error), GQ_OK, "%s",
+                  error.text);
+    for (size_t i = 0; i < 2; i++)
+        cr_expect (fabs (w[i] - want[i]) <= tolerance, "%s[%zu] = %.9g, not %.9g", name, i, w[i],
+                   want[i]);
+}
+
+Test (golden, try_anneals_the_learning_rate_to_0)
+{
+    place p;
+    setup (&p);
+    write_input (&p, "w0", GQ_DTYPE_F32, two_weights, three_rows, 2);
+    const char *const words[] = {"--optimizer", "sgd",
+                                 "--set",       "lr=1",
+                                 "--set",       "schedule=linear",
+                                 "--set",       "schedule_steps=2",
+                                 "--in",        p.in,
+                                 "--out",       p.out,
+                                 "--at",        "1",
+                                 "--at",        "2",
+                                 "--at",        "3",
+                                 NULL};
+    cr_assert_eq (try (&p, words), 0, "%s", p.said);
+    gq_safetensors *out = read_file (p.out);
+    /* lr 1, 1/2, 0 on the rows (1, 2), (3, 4), (5, 6), from (1, 2) */
+    expect_weights (out, 1, (const double[]){0, 0}, 0);
+    expect_weights (out, 2, (const double[]){-1.5, -2}, 0);
+    expect_weights (out, 3, (const double[]){-1.5, -2}, 0);
+    cr_expect_str_eq (gq_safetensors_meta (out, "schedule"), "linear");
+    gq_safetensors_free (&out);
+    teardown (&p);
+}
+
+/* The shared RMSProp of Mnih et al., 2016, arXiv:1602.01783, as README.md gives it. */
+Test (golden, try_makes_the_steps_of_the_a3c_paper)
+{
+    place p;
+    setup (&p);
+    write_input (&p, "w0", GQ_DTYPE_F32, two_weights, three_rows, 2);
+    const char *const words[] = {"--optimizer", "rmsprop",
+                                 "--set",       "epsilon=inside",
+                                 "--set",       "eps=0.1",
+                                 "--set",       "alpha=0.99",
+                                 "--set",       "lr=7e-4",
+                                 "--set",       "schedule=linear",
+                                 "--set",       "schedule_steps=3",
+                                 "--in",        p.in,
+                                 "--out",       p.out,
+                                 "--at",        "1",
+                                 "--at",        "2",
+                                 "--at",        "3",
+                                 NULL};
+    cr_assert_eq (try (&p, words), 0, "%s", p.said);
+    gq_safetensors *out = read_file (p.out);
+    double w[2] = {1, 2}, v[2] = {0, 0};
+    for (int t = 1; t <= 3; t++) {
+        for (size_t i = 0; i < 2; i++) {
+            double d = three_rows[2 * (t - 1) + (int)i];
+            v[i] = 0.99 * v[i] + 0.01 * d * d;
+            w[i] -= 7e-4 * (1 - (t - 1) / 3.0) * d / sqrt (v[i] + 0.1);
+        }
+        /* Each step rounds a weight below 2 once, by half of 1.2e-7; the rest is smaller still. */
+        expect_weights (out, t, w, 3e-7);
+    }
+    gq_safetensors_free (&out);
+    teardown (&p);
+}
+
 Test (golden, try_refuses_wrong_words_with_exit_2)
 {
     place p;

@@ -364,6 +364,7 @@ Test (hello, a_report_counts_by_reason)
     cr_assert_eq (number (report, "duplicates"), 5);
     cr_assert_eq (number (report, "checkpoint_version"), 8);
     cr_assert_eq (number (report, "apply_us_p50"), 17);
+    cr_assert_eq (json_real_value (json_object_get (report, "lr")), 1e-3, "of Adam");
     json_decref (report);
     end ();
 }

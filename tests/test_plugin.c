@@ -138,6 +138,29 @@ Test (plugin, schedules_without_an_end_are_refused)
                     SETS ("schedule=cosine", "schedule_steps=5", "warmup_steps=5"),
                     SETS ("warmup_steps=5 leaves nothing"));
     expect_refused (GQ_INVALID, "sgd", "auto", SETS ("warmup_steps=1.5"), SETS ("whole numbers"));
+    static const char *const bad[] = {"-1", "nan", "inf", "9007199254740994", ""};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char total[64], warmup[64];
+        snprintf (total, sizeof total, "schedule_steps=%s", bad[i]);
+        snprintf (warmup, sizeof warmup, "warmup_steps=%s", bad[i]);
+        expect_refused (GQ_INVALID, "sgd", "auto", SETS ("schedule=linear", total),
+                        SETS ("setting schedule_steps"));
+        expect_refused (GQ_INVALID, "sgd", "auto", SETS (warmup), SETS ("setting warmup_steps"));
+    }
+}
+
+Test (plugin, a_schedule_is_refused_where_there_is_no_lr_to_act_on)
+{
+    static const char *const words[][2] = {{"schedule=linear", "schedule_steps=5"},
+                                           {"schedule=cosine", "schedule_steps=5"},
+                                           {"warmup_steps=5"}};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        expect_refused (GQ_INVALID, build_path ("tests/plugins/no_lr.so"), "auto",
+                        SETS (words[i][0], words[i][1]),
+                        SETS ("good has no setting lr", "leave them out"));
+    gq_rule *rule = load (build_path ("tests/plugins/no_lr.so"), "auto", SETS ("clip_norm=1"));
+    cr_expect (isnan (gq_rule_lr (rule)));
+    gq_rule_free (&rule);
 }
 
 /* ---- plug-ins that are missing or wrong ---- */
@@ -296,10 +319,34 @@ Test (plugin, the_schedule_reaches_the_learning_rate)
     const float w = 0, g = -1;
     float next;
     for (int step = 0; step < 6; step++) {
+        const double lr = step < 4 ? 1 - 0.25 * step : 0;
+        cr_expect_eq (gq_rule_lr (rule), lr, "said before the step");
         gq_rule_step (rule, &w, &next, &g, 1);
-        cr_expect_eq (next, step < 4 ? 1 - 0.25f * (float)step : 0);
+        cr_expect_eq (next, lr);
     }
     gq_rule_free (&rule);
+}
+
+Test (plugin, past_its_schedule_no_rule_changes_the_weights)
+{
+    static const char *const words[][4] = {
+        {"adam", "lr=0.1", "weight_decay=0.5"}, {"adamw", "lr=0.1", "weight_decay=0.5"},
+        {"rmsprop", "lr=0.1", "momentum=0.9"},  {"adagrad", "lr=0.1"},
+        {"sgd", "lr=0.1", "momentum=0.9"},      {"lion", "lr=0.1", "weight_decay=0.5"}};
+    const float g[3] = {1, -2, 0.5f};
+    for (size_t r = 0; r < sizeof words / sizeof *words; r++) {
+        gq_rule *rule =
+            load (words[r][0], "auto",
+                  SETS ("schedule=linear", "schedule_steps=3", words[r][1], words[r][2]));
+        float w[3] = {1, 2, -3}, next[3];
+        cr_assert_eq (gq_rule_reset (rule, 3), GQ_OK);
+        for (int step = 1; step <= 6; step++) {
+            gq_rule_step (rule, w, next, g, 1);
+            cr_expect_eq (same_bits (w, next, 3), step > 3, "%s, step %d", words[r][0], step);
+            memcpy (w, next, sizeof w);
+        }
+        gq_rule_free (&rule);
+    }
 }
 
 /* steps `from` .. `to` of a seeded run; weights[n] in and out. */

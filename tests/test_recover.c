@@ -9,12 +9,14 @@ TestSuite (recover, .timeout = 240);
 enum { PER_LIFE = 20, LIVES = 4, EVENTS = PER_LIFE * LIVES, NEVER = EVENTS };
 
 /* Each life begins where the last one was killed: other settings, another rule and back. */
-static const char *const lives[LIVES][10] = {
-    {"--optimizer", "adam", "--aggregate", "3", "--staleness-policy", "damp", "--set", "lr=0.01"},
+static const char *const lives[LIVES][12] = {
+    {"--optimizer", "adam", "--aggregate", "3", "--staleness-policy", "damp", "--set", "lr=0.01",
+     "--set", "schedule=linear", "--set", "schedule_steps=30"},
     {"--optimizer", "adam", "--aggregate", "2", "--aggregate-weights", "samples", "--max-staleness",
      "4", "--set", "lr=0.1234567890123456"},
     {"--optimizer", "sgd", "--set", "momentum=0.9", "--set", "clip_norm=0.3"},
-    {"--optimizer", "adam", "--aggregate", "5", "--max-staleness", "3", "--set", "lr=0.03"}};
+    {"--optimizer", "adam", "--aggregate", "5", "--max-staleness", "3", "--set", "lr=0.03", "--set",
+     "schedule=linear", "--set", "schedule_steps=30"}};
 
 static uint64_t digests[2000]; /* [lsn] */
 

@@ -50,9 +50,9 @@ SCALARS = {
                  "entropy": "train/entropy", "gradient_norm": "train/gradient_norm",
                  "learning_rate": "train/learning_rate", "staleness": "train/staleness",
                  "steps_per_s": "train/steps_per_s"},
-    "run": {"depth": "run/depth", "steps_per_s": "run/steps_per_s",
-            "gradients_per_s": "run/gradients_per_s", "staleness_p50": "run/staleness_p50",
-            "staleness_p99": "run/staleness_p99"},
+    "run": {"depth": "run/depth", "learning_rate": "run/learning_rate",
+            "steps_per_s": "run/steps_per_s", "gradients_per_s": "run/gradients_per_s",
+            "staleness_p50": "run/staleness_p50", "staleness_p99": "run/staleness_p99"},
 }
 
 

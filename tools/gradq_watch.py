@@ -277,6 +277,7 @@ class Watch:
             "episodes": self.episodes.count, "return_mean": mean,
             "gradients_per_s": get("out_per_s"), "depth": get("queue", "depth"),
             "capacity": get("queue", "capacity"), "version": get("optimizer", "version"),
+            "learning_rate": get("optimizer", "lr"),
             "applied": get("optimizer", "applied"), "rejected": get("optimizer", "rejected"),
             "staleness_p50": get("optimizer", "staleness_p50"),
             "staleness_p99": get("optimizer", "staleness_p99")}

@@ -25,6 +25,9 @@
 #ifndef BAD_APPLY
 #define BAD_APPLY kernel
 #endif
+#ifndef BAD_LR
+#define BAD_LR "lr"
+#endif
 #ifndef BAD_ROWS
 #define BAD_ROWS
 #endif
@@ -34,7 +37,7 @@
 
 static const char *const slot_names[] = {BAD_SLOTS, NULL};
 static const char *const scalar_names[] = {BAD_SCALARS, NULL};
-static const gq_setting settings[] = {{"lr", 0.5, 0, 1, NULL, "learning rate"},
+static const gq_setting settings[] = {{BAD_LR, 0.5, 0, 1, NULL, "learning rate"},
                                       BAD_ROWS{.name = NULL}};
 
 static void __attribute__ ((unused)) begin (const gq_step *step)
