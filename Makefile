@@ -36,8 +36,9 @@ C_FLAGS  := -std=c11 -D_GNU_SOURCE -pthread -fPIC -fvisibility=hidden \
 LD_FLAGS := $(LDFLAGS)
 # By name: pkg-config's libczmq drags in all that czmq's own static build could use.
 LIBS     := -lczmq -lzmq -ljansson -lisal -linih -lxxhash -ldl -lm -pthread
-# Only actors need a BLAS; the broker and the optimizer do not load it.
+# Only actors need a BLAS, and giflib for --record; the broker and the optimizer load neither.
 BLAS     := -lopenblas
+GIF      := -lgif
 
 ifeq ($(SANITIZE),address)
 SANITIZER := -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -77,11 +78,12 @@ FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
 # ---- what to do ----
 .DEFAULT_GOAL := all
-.PHONY: help all run pong test sim mutants bench asan tsan fuzz chaos lint format options venv install clean
+.PHONY: help all run pong test sim mutants bench bench-torch asan tsan fuzz chaos lint format options venv
+.PHONY: install clean
 .PHONY: check tests FORCE
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
 	@sed -n '/^#   /s/^# //p' Makefile
 
 all: $(PROGRAMS) $(PLUGINS) $(LIB) ## build every program, plug-in and the library into build/
@@ -122,6 +124,11 @@ bench: ## measure rates, beside the limits of this machine in the same run
 	@tools/setup.sh run
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@$(BUILD)/gradq-bench $(ARGS)
+
+bench-torch: ## the pixel net beside the same one in PyTorch, agent steps/s on one core
+	@tools/setup.sh run torch
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@/usr/bin/python3 tools/bench_torch.py --build $(CURDIR)/$(BUILD) $(ARGS)
 
 fuzz: ## FUZZ_SECONDS of libFuzzer on each decoder
 	@tools/setup.sh fuzz
@@ -203,7 +210,7 @@ $(BUILD)/gradq-optimizer: $(OPTIMIZER_OBJ) $(LIB)
 	$(Q)$(LINK) $(LIBS)
 $(BUILD)/gradq-actor: $(ACTOR_OBJ) $(LIB)
 	@echo "  link  $@"
-	$(Q)$(LINK) $(BLAS) $(LIBS)
+	$(Q)$(LINK) $(BLAS) $(GIF) $(LIBS)
 # It replays with the optimizer's own parts.
 $(BUILD)/gradq-replay: $(BUILD)/obj/tools/gradq-replay.o $(filter-out %/main.o,$(OPTIMIZER_OBJ)) $(LIB)
 	@echo "  link  $@"
@@ -230,7 +237,7 @@ $(BUILD)/tests/plugins/fast%.so: PLUGIN_FLAGS := -ffast-math
 $(BUILD)/tests/unit: $(TEST_OBJ) $(PARTS_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  link  $@"
-	$(Q)$(LINK) -lcriterion $(BLAS) $(LIBS)
+	$(Q)$(LINK) -lcriterion $(BLAS) $(GIF) $(LIBS)
 $(BUILD)/tests/main_sim: $(SIM_OBJ) $(filter-out %/main.o $(BUILD)/obj/optimizer/checkpoint%, \
                          $(BROKER_OBJ) $(OPTIMIZER_OBJ)) $(LIB)
 	@mkdir -p $(@D)
@@ -239,7 +246,7 @@ $(BUILD)/tests/main_sim: $(SIM_OBJ) $(filter-out %/main.o $(BUILD)/obj/optimizer
 $(BUILD)/tests/main_%: $(BUILD)/obj/tests/main_%.o $(PARTS_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  link  $@"
-	$(Q)$(LINK) $(BLAS) $(LIBS)
+	$(Q)$(LINK) $(BLAS) $(GIF) $(LIBS)
 
 # Looks below gradq.h, see there; tests/run.py does not start it by itself.
 $(CHAOS_CLIENT): $(BUILD)/obj/tests/chaos/client.o $(LIB)

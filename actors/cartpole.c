@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "env.h"
 #include "net.h"
@@ -27,6 +28,15 @@
 #define EPISODE_STEPS 500
 #define FIRST_SEED    1 /* of an environment that is reset without a seed */
 
+/* A picture: the track from -X_LIMIT to X_LIMIT, cart and pole to scale. */
+#define PICTURE_WIDTH  192
+#define PICTURE_HEIGHT 96
+#define PIXELS_PER_M   (PICTURE_WIDTH / (2 * X_LIMIT))
+#define TRACK_Y        80.0
+#define CART_WIDTH     20.0
+#define CART_HEIGHT    12.0
+#define POLE_WIDTH     4.0
+
 typedef struct cartpole {
     gq_random random;
     double x, x_dot, theta, theta_dot;
@@ -36,7 +46,8 @@ typedef struct cartpole {
 
 typedef struct cartpoles {
     gq_env env;
-    cartpole *poles; /* [count] */
+    cartpole *poles;                                 /* [count] */
+    uint8_t rgb[PICTURE_HEIGHT * PICTURE_WIDTH * 3]; /* the last picture */
 } cartpoles;
 
 static void
@@ -111,6 +122,39 @@ step (gq_env *env, const uint32_t *actions, float *observations, gq_env_outcome 
     return GQ_OK;
 }
 
+/* The colour of the pixel whose middle is (x, y), for a pole at an angle of this sine and cosine.
+ * The pole turns about the middle of the cart's upper edge; `along` and `beside` are the pixel's
+ * place in the pole's own axes. */
+static const uint8_t *
+colour_at (double cart_x, double sine, double cosine, double x, double y)
+{
+    static const uint8_t wood[3] = {202, 152, 101}, black[3] = {0}, white[3] = {255, 255, 255};
+    double dx = x - (PICTURE_WIDTH / 2.0 + PIXELS_PER_M * cart_x), dy = TRACK_Y - CART_HEIGHT - y;
+    double along = dx * sine + dy * cosine, beside = dx * cosine - dy * sine;
+
+    if (along >= 0 && along < 2 * LENGTH * PIXELS_PER_M && fabs (beside) < POLE_WIDTH / 2)
+        return wood;
+    if (fabs (dx) < CART_WIDTH / 2 && dy < 0 && y < TRACK_Y)
+        return black;
+    return y > TRACK_Y && y < TRACK_Y + 1 ? black : white;
+}
+
+static gq_status
+picture (gq_env *env, uint32_t index, gq_picture *seen, gq_error *error)
+{
+    cartpoles *self = (cartpoles *)env;
+    const cartpole *pole = &self->poles[index];
+    double sine = sin (pole->theta), cosine = cos (pole->theta);
+    uint8_t *next = self->rgb;
+
+    (void)error;
+    for (int row = 0; row < PICTURE_HEIGHT; row++)
+        for (int column = 0; column < PICTURE_WIDTH; column++, next += 3)
+            memcpy (next, colour_at (pole->x, sine, cosine, column + 0.5, row + 0.5), 3);
+    *seen = (gq_picture){.width = PICTURE_WIDTH, .height = PICTURE_HEIGHT, .rgb = self->rgb};
+    return GQ_OK;
+}
+
 static void
 destroy (gq_env **env_p)
 {
@@ -119,7 +163,8 @@ destroy (gq_env **env_p)
     *env_p = NULL;
 }
 
-static const gq_env_ops ops = {.destroy = destroy, .reset = reset, .step = step};
+static const gq_env_ops ops = {
+    .destroy = destroy, .reset = reset, .step = step, .picture = picture};
 
 gq_status
 gq_cartpole_create (gq_env **env_p, const gq_env_config *config, gq_error *error)

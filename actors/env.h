@@ -20,6 +20,9 @@
 /* Most floats of one observation: a 2048 x 2048 RGBA frame. */
 #define GQ_ENV_OBSERVATION_MAX ((uint64_t)1 << 24)
 
+/* Most pixels of a side of a picture. */
+#define GQ_PICTURE_SIDE_MAX 4096
+
 /* Most games of one object. */
 #define GQ_ENV_COUNT_MAX 256
 
@@ -30,6 +33,7 @@ typedef struct gq_env_config {
     uint32_t count;          /* games, 1 to GQ_ENV_COUNT_MAX */
     const char *const *sets; /* [set_count] "key=value" for the environment's constructor */
     size_t set_count;
+    bool pictures;        /* some will be asked for: gym:ID must be told before it begins */
     const char *python;   /* interpreter for gym:ID; NULL: build/venv beside the program, python3 */
     int start_timeout_ms; /* longest wait for the interpreter to have made the environment */
     int step_timeout_ms;  /* longest wait for one step or reset */
@@ -56,6 +60,12 @@ typedef struct gq_env_outcome {
     bool truncated;  /* cut by a time limit: the value beyond is that of the last observation */
 } gq_env_outcome;
 
+/* What a person sees of a game. */
+typedef struct gq_picture {
+    uint32_t width, height; /* pixels, 1 to GQ_PICTURE_SIDE_MAX */
+    const uint8_t *rgb;     /* [height, width, 3], valid until the environment's next call */
+} gq_picture;
+
 typedef struct gq_env_ops {
     void (*destroy) (gq_env **env_p);
     /* Start an episode of game `index`: observation[observation_count].  *seed starts its stream of
@@ -67,6 +77,9 @@ typedef struct gq_env_ops {
      * GQ_OK; GQ_CLOSED: interrupted; GQ_TIMEOUT, GQ_IO: the child process, with *error. */
     gq_status (*step) (gq_env *env, const uint32_t *actions, float *observations,
                        gq_env_outcome *outcomes, gq_error *error);
+    /* Game `index` as it is now, once it has been reset; config->pictures was set.
+     * GQ_OK, or as step. */
+    gq_status (*picture) (gq_env *env, uint32_t index, gq_picture *picture, gq_error *error);
 } gq_env_ops;
 
 /* First member of every environment. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "gif.h"
 #include "gradq/limits.h"
 #include "jobs.h"
 #include "normalise.h"
@@ -24,6 +25,7 @@ typedef struct player {
     gq_random random;
     bool greedy, normalise;
     gq_normaliser normaliser;
+    gq_gif *gif; /* that records this episode; NULL: nothing does */
 } player;
 
 typedef struct episode_result {
@@ -36,6 +38,20 @@ normalise (player *p)
 {
     if (p->normalise)
         gq_normalise (&p->normaliser, p->observation, p->env->spec.observation_count);
+}
+
+/* Nothing to do unless this episode is recorded. */
+static gq_status
+record (player *p, gq_error *error)
+{
+    gq_picture picture;
+
+    if (p->gif == NULL)
+        return GQ_OK;
+    gq_status status = p->env->ops->picture (p->env, 0, &picture, error);
+    if (status == GQ_OK)
+        status = gq_gif_add (p->gif, &picture, error);
+    return status;
 }
 
 static gq_status
@@ -58,6 +74,8 @@ play_episode (player *p, const uint64_t *seed, episode_result *result, gq_error 
         uint32_t action = p->greedy ? gq_a3c_greedy (p->logits, action_count)
                                     : gq_a3c_sample (p->logits, action_count, &p->random);
         status = p->env->ops->step (p->env, &action, p->observation, &outcome, error);
+        if (status == GQ_OK)
+            status = record (p, error);
         normalise (p);
         result->reward_sum += (double)outcome.reward;
         result->length++;
@@ -97,6 +115,7 @@ clear (player *p)
     if (p->net != NULL)
         p->net->ops->destroy (&p->net);
     gq_env_destroy (&p->env);
+    gq_gif_drop (&p->gif);
     free (p->weights);
     free (p->observation);
     free (p->logits);
@@ -142,8 +161,11 @@ play (player *p, const gq_options *options, gq_error *error)
     gq_random_seed (&p->random, seed);
     p->greedy = gq_options_flag (options, "greedy");
     p->normalise = gq_normalise_from_options (options);
-    for (size_t i = 0; status == GQ_OK && i < count; i++)
+    for (size_t i = 0; status == GQ_OK && i < count; i++) {
         status = play_episode (p, i == 0 ? &seed : NULL, &results[i], error);
+        if (status == GQ_OK && p->gif != NULL)
+            status = gq_gif_finish (&p->gif, error);
+    }
     if (status == GQ_OK)
         print_results (results, count, gq_options_text (options, "env"),
                        gq_options_flag (options, "json"));
@@ -171,6 +193,8 @@ gq_job_evaluate (const gq_options *options, gq_error *error)
             gq_fail (error, status, "%.200s: %.700s", path, reason.text);
     }
     gq_safetensors_free (&file);
+    if (status == GQ_OK && gq_options_given (options, "record"))
+        status = gq_gif_create (&p.gif, gq_options_text (options, "record"), error);
     if (status == GQ_OK)
         status = play (&p, options, error);
     clear (&p);

@@ -3,7 +3,8 @@
  * one child.  Step 0 of a gradient's path.
  *
  * Must never run after the process' first ZeroMQ call (it forks), never trust a byte of the child
- * (it runs arbitrary packages), and never wait without an end for it.
+ * (it runs arbitrary packages), and never wait without an end for it.  gym_child.c starts and ends
+ * that child.
  *
  * The child's program is actors/python/gym_bridge.py, which documents the protocol.  Its text is
  * part of this object file and handed over with `python -c`: an installed gradq-actor then works
@@ -11,19 +12,15 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "env.h"
+#include "gym_child.h"
 #include "screen.h"
 #include "stats.h"
 
@@ -36,16 +33,12 @@ __asm__(".pushsection .rodata\n"
         ".popsection\n");
 extern const char gq_gym_bridge_text[] __attribute__ ((visibility ("hidden")));
 
-#define CHILD_REQUESTS   3 /* descriptors that the bridge reads and writes */
-#define CHILD_ANSWERS    4
 #define TEXT_BYTES_MAX   1000       /* of an error answer; the bridge keeps below */
-#define PIPE_BYTES       (1 << 20)  /* asked for: answers of many frames pass with fewer switches */
 #define POLL_MS          100        /* between two looks at `interrupted` */
 #define ANSWER_BYTES_MAX (1u << 30) /* of the observations of one answer */
-#define STOP_MS          2000       /* for env.close (); then SIGKILL */
 
-enum { REQUEST_RESET = 1, REQUEST_STEP = 2 };
-enum { ANSWER_SPEC = 1, ANSWER_STATE = 2, ANSWER_WRONG = 3, ANSWER_FAILED = 4 };
+enum { REQUEST_RESET = 1, REQUEST_STEP = 2, REQUEST_PICTURE = 3 };
+enum { ANSWER_SPEC = 1, ANSWER_STATE = 2, ANSWER_WRONG = 3, ANSWER_FAILED = 4, ANSWER_PICTURE = 5 };
 
 /* What an observation is on the wire. */
 enum format { FORMAT_FLOAT, FORMAT_PLANES, FORMAT_PIXELS, FORMAT_ATARI, FORMATS };
@@ -66,13 +59,13 @@ typedef struct outcome_body {
 
 typedef struct gym_env {
     gq_env env;
-    pid_t child;           /* 0: none */
-    int requests, answers; /* our ends, -1: none */
+    gq_gym_child child;
     int step_timeout_ms;
     bool (*interrupted) (void);
     enum format format;
     uint32_t wire_bytes; /* of one observation on the wire */
     uint8_t *wire;       /* [wire_bytes] */
+    uint8_t *picture;    /* the last one; NULL: none was asked for */
     char name[128];      /* for messages */
 } gym_env;
 
@@ -80,7 +73,7 @@ typedef struct gym_env {
 static gq_status
 wait_readable (const gym_env *gym, uint64_t deadline_ns, gq_error *error)
 {
-    struct pollfd item = {.fd = gym->answers, .events = POLLIN};
+    struct pollfd item = {.fd = gym->child.answers, .events = POLLIN};
 
     for (;;) {
         if (gym->interrupted != NULL && gym->interrupted ())
@@ -107,7 +100,7 @@ read_all (const gym_env *gym, void *bytes, size_t size, uint64_t deadline_ns, gq
         gq_status status = wait_readable (gym, deadline_ns, error);
         if (status != GQ_OK)
             return status;
-        ssize_t got = read (gym->answers, next, size);
+        ssize_t got = read (gym->child.answers, next, size);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -165,7 +158,7 @@ send_request (const gym_env *gym, const void *bytes, size_t size, gq_error *erro
     const uint8_t *next = bytes;
 
     while (size > 0) {
-        ssize_t sent = write (gym->requests, next, size);
+        ssize_t sent = write (gym->child.requests, next, size);
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && errno == EPIPE) /* its last words may wait to be read */
@@ -280,23 +273,47 @@ step (gq_env *env, const uint32_t *actions, float *observations, gq_env_outcome 
     return status;
 }
 
-/* The closed pipe ends the child; SIGKILL if it does not let itself be ended. */
-static void
-reap (pid_t child)
+/* The answer with a picture. */
+static gq_status
+read_picture (gym_env *gym, gq_picture *picture, gq_error *error)
 {
-    int descriptor = pidfd_open (child, 0);
-    struct pollfd item = {.fd = descriptor, .events = POLLIN};
-    uint64_t deadline_ns = deadline_after (STOP_MS);
-    int ready = -1;
+    uint64_t deadline_ns = deadline_after (gym->step_timeout_ms);
+    uint32_t size[2]; /* height, width */
+    gym_answer head;
 
-    while (descriptor >= 0 && ready <= 0 && gq_now_ns () < deadline_ns)
-        ready = poll (&item, 1, POLL_MS);
-    if (ready <= 0)
-        kill (child, SIGKILL);
-    while (waitpid (child, NULL, 0) < 0 && errno == EINTR)
-        ;
-    if (descriptor >= 0)
-        close (descriptor);
+    gq_status status = read_head (gym, ANSWER_PICTURE, &head, deadline_ns, error);
+    if (status == GQ_OK && head.bytes < sizeof size)
+        status = gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", gym->name);
+    if (status == GQ_OK)
+        status = read_all (gym, size, sizeof size, deadline_ns, error);
+    if (status != GQ_OK)
+        return status;
+    if (size[0] < 1 || size[0] > GQ_PICTURE_SIDE_MAX || size[1] < 1 ||
+        size[1] > GQ_PICTURE_SIDE_MAX)
+        return gq_fail (error, GQ_IO, "gym:%s: a picture of %u x %u pixels; gradq takes 1 to %d",
+                        gym->name, size[1], size[0], GQ_PICTURE_SIDE_MAX);
+    uint32_t bytes = 3 * size[0] * size[1];
+    if (head.bytes != sizeof size + bytes)
+        return gq_fail (error, GQ_IO, "gym:%s: the bridge broke its protocol", gym->name);
+    uint8_t *rgb = realloc (gym->picture, bytes);
+    if (rgb == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory for a picture of gym:%s", gym->name);
+    gym->picture = rgb;
+    *picture = (gq_picture){.width = size[1], .height = size[0], .rgb = rgb};
+    return read_all (gym, rgb, bytes, deadline_ns, error);
+}
+
+static gq_status
+picture (gq_env *env, uint32_t index, gq_picture *seen, gq_error *error)
+{
+    gym_env *gym = (gym_env *)env;
+    gym_request request = {.kind = REQUEST_PICTURE, .index = index};
+
+    assert (index < env->count);
+    gq_status status = send_request (gym, &request, sizeof request, error);
+    if (status == GQ_OK)
+        status = read_picture (gym, seen, error);
+    return status;
 }
 
 static void
@@ -304,109 +321,15 @@ destroy (gq_env **env_p)
 {
     gym_env *self = (gym_env *)*env_p;
 
-    if (self->requests >= 0)
-        close (self->requests);
-    if (self->answers >= 0)
-        close (self->answers);
-    if (self->child > 0)
-        reap (self->child);
+    gq_gym_child_end (&self->child);
     free (self->wire);
+    free (self->picture);
     free (self);
     *env_p = NULL;
 }
 
-static const gq_env_ops ops = {.destroy = destroy, .reset = reset, .step = step};
-
-/* The interpreter: as told, or build/venv beside the program (one level up from the builds with
- * sanitizers and the tests), or python3 of the PATH. */
-static void
-find_python (const char *told, char *path, size_t size)
-{
-    static const char *const beside[] = {"venv/bin/python", "../venv/bin/python"};
-    char directory[512];
-
-    if (told != NULL) {
-        snprintf (path, size, "%s", told);
-        return;
-    }
-    ssize_t length = readlink ("/proc/self/exe", directory, sizeof directory - 1);
-    for (size_t i = 0; length > 0 && i < sizeof beside / sizeof beside[0]; i++) {
-        directory[length] = '\0';
-        *strrchr (directory, '/') = '\0';
-        snprintf (path, size, "%s/%s", directory, beside[i]);
-        if (access (path, X_OK) == 0)
-            return;
-        length = (ssize_t)strlen (directory);
-        directory[length++] = '/';
-    }
-    snprintf (path, size, "python3");
-}
-
-/* In the child, between fork and exec: async-signal-safe calls only.  Writes errno to `failed`,
- * which exec closes when all went well. */
-static _Noreturn void
-run_child (const int requests[2], const int answers[2], int failed, pid_t parent,
-           char *const arguments[])
-{
-    /* Die with the actor, even when that was killed; it may have gone before the call. */
-    int wrong = prctl (PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid () != parent;
-    /* What Python or a package prints goes to stderr; the high copies survive the dup2 on 3, 4. */
-    int from = fcntl (requests[0], F_DUPFD_CLOEXEC, 10),
-        to = fcntl (answers[1], F_DUPFD_CLOEXEC, 10);
-    int saved = fcntl (failed, F_DUPFD_CLOEXEC, 10);
-    int null = open ("/dev/null", O_RDONLY | O_CLOEXEC);
-
-    wrong = wrong || null < 0 || saved < 0 || dup2 (null, STDIN_FILENO) < 0 ||
-            dup2 (STDERR_FILENO, STDOUT_FILENO) < 0 || dup2 (from, CHILD_REQUESTS) < 0 ||
-            dup2 (to, CHILD_ANSWERS) < 0;
-    if (!wrong)
-        execvp (arguments[0], arguments);
-    int reason = errno;
-    ssize_t written = write (saved >= 0 ? saved : failed, &reason, sizeof reason);
-    (void)written;
-    _exit (127);
-}
-
-/* Fork and exec.  GQ_OK: self->child runs. */
-static gq_status
-spawn (gym_env *self, char *const arguments[], gq_error *error)
-{
-    int requests[2], answers[2], failed[2], reason = 0;
-    pid_t parent = getpid ();
-
-    if (pipe2 (requests, O_CLOEXEC) != 0)
-        return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
-    self->requests = requests[1];
-    if (pipe2 (answers, O_CLOEXEC) != 0) {
-        close (requests[0]);
-        return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
-    }
-    self->answers = answers[0];
-    (void)fcntl (answers[0], F_SETPIPE_SZ, PIPE_BYTES); /* the system may allow less */
-    if (pipe2 (failed, O_CLOEXEC) != 0) {
-        close (requests[0]), close (answers[1]);
-        return gq_fail (error, GQ_IO, "gym:%s: pipe: %s", self->name, strerror (errno));
-    }
-    pid_t child = fork ();
-    if (child == 0)
-        run_child (requests, answers, failed[1], parent, arguments);
-    reason = child < 0 ? errno : 0;
-    close (requests[0]), close (answers[1]), close (failed[1]);
-    if (child > 0) {
-        self->child = child;
-        ssize_t got; /* ends at exec, at the latest when the child ends */
-        do
-            got = read (failed[0], &reason, sizeof reason);
-        while (got < 0 && errno == EINTR);
-    }
-    close (failed[0]);
-    if (reason != 0)
-        return gq_fail (error, child > 0 ? GQ_INVALID : GQ_IO,
-                        "gym:%s: cannot run '%s': %s; name a Python interpreter with --python or "
-                        "GRADQ_PYTHON",
-                        self->name, arguments[0], strerror (reason));
-    return GQ_OK;
-}
+static const gq_env_ops ops = {
+    .destroy = destroy, .reset = reset, .step = step, .picture = picture};
 
 /* What an observation is on the wire, and memory for one. */
 static gq_status
@@ -484,7 +407,7 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
     *env_p = NULL;
     size_t count = 0;
     char count_text[16];
-    char **arguments = calloc (config->set_count + 7, sizeof *arguments);
+    char **arguments = calloc (config->set_count + 8, sizeof *arguments);
     gym_env *self = calloc (1, sizeof *self);
     if (arguments == NULL || self == NULL) {
         free (arguments);
@@ -493,12 +416,12 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
     }
     self->env.ops = &ops;
     self->env.count = config->count;
-    self->requests = self->answers = -1;
+    self->child = (gq_gym_child)GQ_GYM_CHILD;
     self->step_timeout_ms = config->step_timeout_ms;
     self->interrupted = config->interrupted;
     snprintf (self->name, sizeof self->name, "%s", id);
 
-    find_python (config->python, python, sizeof python);
+    gq_gym_python (config->python, python, sizeof python);
     /* -u: what an environment prints shows at once.  exec only reads, whatever its type says. */
     arguments[count++] = python;
     arguments[count++] = (char[]){"-u"};
@@ -507,11 +430,12 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
     arguments[count++] = (char *)(uintptr_t)id;
     snprintf (count_text, sizeof count_text, "%u", config->count);
     arguments[count++] = count_text;
+    arguments[count++] = config->pictures ? (char[]){"pictures"} : (char[]){"none"};
     for (size_t i = 0; i < config->set_count; i++)
         arguments[count++] = (char *)(uintptr_t)config->sets[i];
     /* calloc left the NULL that ends the list. */
     gq_env *env = &self->env;
-    gq_status status = spawn (self, arguments, error);
+    gq_status status = gq_gym_child_start (&self->child, self->name, arguments, error);
     free (arguments);
     if (status == GQ_OK)
         status = read_spec (self, config->start_timeout_ms, error);

@@ -39,6 +39,8 @@ usage_problem (const gq_options *options)
         return "--gradients, --evaluate and --benchmark are three jobs; ask for one";
     if (gradients && !(in && out))
         return "--gradients needs --in FILE and --out FILE";
+    if (gq_options_given (options, "record") && !gq_options_given (options, "evaluate"))
+        return "--record FILE.gif shows an evaluated episode: add --evaluate WEIGHTS";
     return NULL;
 }
 

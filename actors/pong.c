@@ -83,7 +83,8 @@ typedef struct pongs {
     gq_env env;
     double opponent, repeat;
     uint32_t frameskip, max_steps;
-    pong games[]; /* [count] */
+    uint8_t rgb[(int)FIELD * (int)FIELD * 3]; /* the last picture */
+    pong games[];                             /* [count] */
 } pongs;
 
 static double
@@ -317,6 +318,17 @@ step (gq_env *env, const uint32_t *actions, float *observations, gq_env_outcome 
     return GQ_OK;
 }
 
+static gq_status
+picture (gq_env *env, uint32_t index, gq_picture *seen, gq_error *error)
+{
+    pongs *self = (pongs *)env;
+
+    (void)error;
+    gq_pong_picture (env, index, self->rgb);
+    *seen = (gq_picture){.width = (uint32_t)FIELD, .height = (uint32_t)FIELD, .rgb = self->rgb};
+    return GQ_OK;
+}
+
 static void
 destroy (gq_env **env_p)
 {
@@ -324,7 +336,8 @@ destroy (gq_env **env_p)
     *env_p = NULL;
 }
 
-static const gq_env_ops ops = {.destroy = destroy, .reset = reset, .step = step};
+static const gq_env_ops ops = {
+    .destroy = destroy, .reset = reset, .step = step, .picture = picture};
 
 gq_status
 gq_pong_create (gq_env **env_p, const gq_env_config *config, gq_error *error)

@@ -18,6 +18,7 @@ gq_env_from_options (gq_env **env_p, const gq_options *options, uint32_t count, 
     config.name = gq_options_text (options, "env");
     config.python = gq_options_text (options, "python");
     config.count = count;
+    config.pictures = gq_options_given (options, "record");
     config.set_count = gq_options_list (options, "env-set", &config.sets);
     config.interrupted = gq_stop_requested;
     return gq_env_create (env_p, &config, error);

@@ -89,6 +89,7 @@ const gq_option_row gq_option_table[] = {
     NUMBER ("benchmark", ACTOR, NULL, 0.01, 3600, "seconds", "measure agent steps a second of the net alone, of the games alone and of both, each for so long, and exit"),
     FLAG ("gradients", ACTOR, "compute loss and gradients of the rollout in --in, write them to --out, and exit"),
     TEXT ("evaluate", ACTOR, NULL, "FILE", "play --episodes with the weights in this safetensors file, and exit"),
+    TEXT ("record", ACTOR, NULL, "FILE", "write the first evaluated episode to this animated GIF, a picture a step, 15 a second"),
     COUNT ("episodes", ACTOR, "10", 1, 1000000, "episodes", "episodes to evaluate"),
     FLAG ("greedy", ACTOR, "evaluate with the most probable action instead of sampling"),
     FLAG ("json", ACTOR | TOP | BENCH, "print JSON, one object a line"),

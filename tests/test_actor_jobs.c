@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "actors/jobs.h"
+#include "gif_testing.h"
+#include "layout.h"
 
 #define DENSE "tests/data/golden/a3c_dense.safetensors"
 
@@ -353,6 +355,99 @@ Test (actor_jobs, evaluate_refuses_weights_of_another_net_or_environment)
     cr_assert_not_null (strstr (text, "5 actions, the environment has 2"), "%s", text);
     cr_assert_eq (run_actor (text, sizeof text, "--evaluate %s --net conv-lstm", DENSE), 1);
     cr_assert_not_null (strstr (text, "try another --net"), "%s", text);
+}
+
+/* Pictures of the recording at `path`, and its size. */
+static int
+count_pictures (const char *path, int width, int height)
+{
+    GifFileType *gif = read_gif (path);
+    int count = gif->ImageCount;
+    cr_assert (gif->SWidth == width && gif->SHeight == height, "%d x %d", gif->SWidth,
+               gif->SHeight);
+    DGifCloseFile (gif, NULL);
+    return count;
+}
+
+/* Lengths of the episodes of this evaluation, the first one recorded to `path`. */
+static void
+evaluate_recorded (const char *words, const char *path, int lengths[2])
+{
+    char text[8192];
+    int code = run_actor (text, sizeof text, "%s --episodes 2 --json --record %s", words, path);
+    cr_assert_eq (code, 0, "%s", text);
+    json_t *answer = json_loads (text, 0, NULL);
+    cr_assert_not_null (answer, "no JSON: %s", text);
+    for (size_t i = 0; i < 2; i++)
+        lengths[i] =
+            (int)json_integer_value (json_array_get (json_object_get (answer, "lengths"), i));
+    json_decref (answer);
+}
+
+/* First weights of a small pixel net. */
+static void
+write_pong_weights (const char *path)
+{
+    gq_net *net = NULL;
+    gq_error error = {""};
+    gq_tensor tensors[32] = {{.name = NULL}};
+    gq_net_config config = {.observation_rank = 3,
+                            .observation_shape = {1, 42, 42},
+                            .action_count = 6,
+                            .hidden = 16,
+                            .rollout_max = 1};
+    cr_assert_eq (gq_net_conv_lstm.create (&net, &config, &error), GQ_OK, "%s", error.text);
+    float *weights = calloc (net->element_count, sizeof *weights), *next = weights;
+    cr_assert (weights != NULL && net->tensor_count <= 32);
+    net->ops->initialise (net, 1, weights);
+    for (size_t i = 0; i < net->tensor_count; i++) {
+        const gq_tensor_shape *shape = &net->tensors[i];
+        tensors[i] = (gq_tensor){.name = shape->name,
+                                 .dtype = GQ_DTYPE_F32,
+                                 .rank = shape->rank,
+                                 .element_count = gq_tensor_elements (shape),
+                                 .data = next,
+                                 .bytes = gq_tensor_elements (shape) * sizeof *next};
+        memcpy (tensors[i].shape, shape->shape, sizeof tensors[i].shape);
+        next += tensors[i].element_count;
+    }
+    gq_status status = gq_safetensors_write (path, tensors, net->tensor_count, NULL, 0, &error);
+    cr_assert_eq (status, GQ_OK, "%s", error.text);
+    net->ops->destroy (&net);
+    free (weights);
+}
+
+Test (actor_jobs, evaluate_records_a_picture_for_each_step_of_the_first_episode)
+{
+    char path[128], weights[128], words[256];
+    int lengths[2];
+
+    snprintf (path, sizeof path, "%s/episode.gif", folder);
+    evaluate_recorded ("--evaluate " DENSE " --seed 5", path, lengths);
+    cr_assert_neq (lengths[0], lengths[1], "choose a seed that tells the episodes apart");
+    cr_assert_eq (count_pictures (path, 192, 96), lengths[0]);
+
+    snprintf (weights, sizeof weights, "%s/pong.safetensors", folder);
+    write_pong_weights (weights);
+    snprintf (words, sizeof words,
+              "--evaluate %s --env Pong --net conv-lstm --env-set max_steps=40", weights);
+    evaluate_recorded (words, path, lengths);
+    cr_assert_eq (count_pictures (path, 160, 160), 40);
+}
+
+Test (actor_jobs, recording_that_cannot_be_made_is_refused_and_leaves_nothing)
+{
+    char text[4096];
+
+    cr_assert_eq (run_actor (text, sizeof text, "--record %s/a.gif", folder), 2);
+    cr_assert_not_null (strstr (text, "add --evaluate"), "%s", text);
+    cr_assert_eq (
+        run_actor (text, sizeof text, "--evaluate " DENSE " --record %s/no/a.gif", folder), 1);
+    cr_assert_not_null (strstr (text, "no/a.gif"), "%s", text);
+    cr_assert_eq (run_actor (text, sizeof text, "--evaluate /dev/null --record %s/a.gif", folder),
+                  1);
+    cr_assert_eq (rmdir (folder), 0, "something was left");
+    make_folder ();
 }
 
 Test (actor_jobs, training_without_a_broker_exits_69_and_says_so)

@@ -313,6 +313,81 @@ Test (gym, environment_that_hangs_times_out_and_is_killed)
     cr_assert_eq (waitpid (-1, NULL, 0), -1, "the child was not reaped");
 }
 
+/* gradq_trouble's painted environment with these settings, reset. */
+static gq_env *
+make_painted (size_t set_count, const char *const *sets)
+{
+    gq_env_config config = GQ_ENV_CONFIG;
+    gq_error error = {""};
+    gq_env *env = NULL;
+    float observation[2];
+    cr_assert_eq (setenv ("PYTHONPATH", "tests/python", 1), 0);
+    cr_assert_eq (setenv ("PYTHONDONTWRITEBYTECODE", "1", 1), 0);
+    config.name = "gym:gradq_trouble:Painted-v0";
+    config.python = PYTHON;
+    config.pictures = true;
+    config.count = 2;
+    config.sets = sets, config.set_count = set_count;
+    cr_assert_eq (gq_env_create (&env, &config, &error), GQ_OK, "%s", error.text);
+    for (uint32_t k = 0; k < 2; k++)
+        cr_assert_eq (env->ops->reset (env, k, NULL, observation, &error), GQ_OK, "%s", error.text);
+    return env;
+}
+
+Test (gym, picture_is_what_a_game_shows_now)
+{
+    NEED_GYMNASIUM ();
+    gq_env *env = make_painted (0, NULL);
+    gq_error error = {""};
+    gq_picture picture;
+    float observations[2];
+    gq_env_outcome outcomes[2];
+    for (int steps = 0; steps < 3; steps++) {
+        cr_assert_eq (env->ops->picture (env, 1, &picture, &error), GQ_OK, "%s", error.text);
+        cr_assert (picture.width == 3 && picture.height == 2);
+        for (int i = 0; i < 18; i++)
+            cr_assert_eq (picture.rgb[i], 100 * (i % 3) + 10 * (i / 9) + i / 3 % 3 + steps);
+        cr_assert_eq (env->ops->step (env, (uint32_t[2]){0, 0}, observations, outcomes, &error),
+                      GQ_OK);
+    }
+    env->ops->destroy (&env);
+}
+
+Test (gym, pictures_of_another_kind_or_size_are_errors)
+{
+    NEED_GYMNASIUM ();
+    static const char *const sets[][2] = {
+        {"dtype=float32", "width=3"}, {"height=0", "width=3"}, {"height=1", "width=5000"}};
+    static const char *const words[] = {"float32", "3 x 0 pixels", "5000 x 1 pixels"};
+    for (size_t i = 0; i < 3; i++) {
+        gq_env *env = make_painted (2, sets[i]);
+        gq_error error = {""};
+        gq_picture picture;
+        cr_assert_eq (env->ops->picture (env, 0, &picture, &error), GQ_IO);
+        cr_assert_not_null (strstr (error.text, words[i]), "no '%s' in: %s", words[i], error.text);
+        env->ops->destroy (&env);
+    }
+}
+
+Test (gym, environment_without_pictures_is_refused_before_it_plays)
+{
+    NEED_GYMNASIUM ();
+    static const char *const names[] = {"gym:gradq_trouble:Unpainted-v0",
+                                        "gym:gradq_trouble:Shifted-v0"};
+    static const char *const words[] = {"no pictures to record", "--record needs"};
+    for (size_t i = 0; i < 2; i++) {
+        gq_env_config config = GQ_ENV_CONFIG;
+        gq_error error = {""};
+        gq_env *env = NULL;
+        cr_assert_eq (setenv ("PYTHONPATH", "tests/python", 1), 0);
+        config.name = names[i];
+        config.python = PYTHON;
+        config.pictures = true;
+        cr_assert_eq (gq_env_create (&env, &config, &error), GQ_INVALID, "%s", error.text);
+        cr_assert_not_null (strstr (error.text, words[i]), "no '%s' in: %s", words[i], error.text);
+    }
+}
+
 static bool
 always (void)
 {

@@ -7,7 +7,7 @@
 set -eu
 
 run_packages="gcc make libc6-dev libczmq-dev libzmq3-dev libopenblas-dev libjansson-dev libinih-dev
-    libisal-dev libxxhash-dev supervisor python3 util-linux"
+    libisal-dev libxxhash-dev libgif-dev supervisor python3 util-linux"
 test_packages="libcriterion-dev python3-pytest python3-pytest-xdist python3-zmq python3-numpy
     python3-venv"
 # For gradq.torch and its examples: 170 MB of archives, 850 MB on the disk, two minutes.

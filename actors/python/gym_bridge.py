@@ -1,17 +1,18 @@
 """The Gymnasium environments of one actor behind two pipes.  Step 0 of a gradient's path.
 
 Run by actors/gym.c, which holds this text inside the program:
-    python -c TEXT ID COUNT [KEY=VALUE ...]
+    python -c TEXT ID COUNT pictures|none [KEY=VALUE ...]
 Requests come in on descriptor 3, answers go out on descriptor 4; integers and floats are the
 host's own.  It must never write to descriptor 4 outside answer(): whatever an environment prints
 goes to stderr.
 
 request  u32 kind, u32 index, u32 seeded, u32 unused, u64 seed
-         RESET: of game `index`; STEP: of all, u32 action[COUNT] follows
+         RESET: of game `index`; STEP: of all, u32 action[COUNT] follows; PICTURE: of game `index`
 answer   u32 kind, u32 bytes, then the body
          SPEC: u32 rank, u32 actions, u32 format, u32 unused, u64 shape[rank]
          STATE, of the game that was reset or of each: f64 reward, u32 terminated, u32 truncated,
              observation
+         PICTURE: u32 height, u32 width, u8[height, width, 3]
          WRONG (the configuration), FAILED (anything else): UTF-8 text
 An observation is, by format, FLOAT: f32[product of shape]; PLANES: u8[shape]; PIXELS: u8[height,
 width, channels] for a shape of channels, height, width; ATARI: u8[160, 160], the field of a grey
@@ -27,8 +28,8 @@ import signal
 import struct
 import sys
 
-RESET, STEP = 1, 2
-SPEC, STATE, WRONG, FAILED = 1, 2, 3, 4
+RESET, STEP, PICTURE = 1, 2, 3
+SPEC, STATE, WRONG, FAILED, SEEN = 1, 2, 3, 4, 5
 FLOAT, PLANES, PIXELS, ATARI = range(4)
 REQUEST = struct.Struct("=IIIIQ")
 ANSWER = struct.Struct("=II")
@@ -97,9 +98,11 @@ class Game:
         return observation, OUTCOME.pack(float(reward), bool(terminated), bool(truncated))
 
 
-def make(name, count, words):
+def make(name, count, pictures, words):
     """gymnasium, [Game], whether their screens are to be reduced."""
     arguments = keywords(words)
+    if pictures:
+        arguments["render_mode"] = "rgb_array"
     try:
         import gymnasium
     except ImportError as problem:
@@ -129,9 +132,13 @@ def make(name, count, words):
     try:
         games = [Game(gymnasium.make(name, **arguments), by_life) for _ in range(count)]
     except Exception as problem:  # unknown id, missing package, wrong keyword, constructor's own
+        hint = "; --record needs its render_mode=rgb_array" if pictures else ""
         raise Wrong(
-            f"gymnasium.make('{name}') failed: {type(problem).__name__}: {problem}"
+            f"gymnasium.make('{name}') failed: {type(problem).__name__}: {problem}{hint}"
         ) from problem
+    modes = games[0].env.metadata.get("render_modes", [])
+    if pictures and "rgb_array" not in modes:
+        raise Wrong(f"there are no pictures to record: its render modes are {modes}")
     return gymnasium, games, atari
 
 
@@ -163,6 +170,16 @@ def layout(gymnasium, env, atari):
     return form, shape, lambda x: numpy.ascontiguousarray(x, numpy.uint8).data, *choices
 
 
+def picture(env):
+    """Parts of the answer with what the environment shows."""
+    import numpy
+
+    rgb = numpy.asarray(env.render())
+    if rgb.dtype != numpy.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
+        raise ValueError(f"render() gave {rgb.dtype}{list(rgb.shape)}, not uint8[height, width, 3]")
+    return struct.pack("=II", *rgb.shape[:2]), numpy.ascontiguousarray(rgb).data
+
+
 def read(size):
     """Bytes of a request, or None when the actor has gone."""
     data = b""
@@ -191,6 +208,8 @@ def serve(games, convert, start):
                 observation, outcome = game.step(start + action)
                 parts += outcome, convert(observation)
             answer(STATE, *parts)
+        elif kind == PICTURE:
+            answer(SEEN, *picture(games[index].env))
         else:
             raise ValueError(f"request {kind} is not one of the protocol")
 
@@ -202,7 +221,9 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     games = []
     try:
-        gymnasium, games, atari = make(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+        gymnasium, games, atari = make(
+            sys.argv[1], int(sys.argv[2]), sys.argv[3] == "pictures", sys.argv[4:]
+        )
         form, shape, convert, start, count = layout(gymnasium, games[0].env, atari)
         if len(shape) > RANK_MAX:
             raise Wrong(f"an observation of {len(shape)} dimensions is not supported")

@@ -91,5 +91,29 @@ class Shifted(Trouble):
         return numpy.array(self.values, numpy.float64), float(action), action == 6, action == 7, {}
 
 
-for kind in (Raises, Prints, Dies, Hangs, NotFinite, Grows, Busy, Image, Shifted):
+class Painted(Trouble):
+    """Shows height x width pixels of `dtype`: 100 * channel + 10 * row + column + steps."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None, height=2, width=3, dtype="uint8"):
+        self.render_mode, self.form, self.steps = render_mode, (height, width, 3), 0
+        self.dtype = dtype
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
+
+    def render(self):
+        assert self.render_mode == "rgb_array"
+        row, column, channel = numpy.indices(self.form)
+        return (100 * channel + 10 * row + column + self.steps).astype(self.dtype)
+
+
+class Unpainted(Painted):
+    metadata = {"render_modes": ["human"]}
+
+
+for kind in (Raises, Prints, Dies, Hangs, NotFinite, Grows, Busy, Image, Shifted, Painted,
+             Unpainted):
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind, disable_env_checker=True)
