@@ -37,7 +37,7 @@ TRAINING = {"policy_loss": "train/policy_loss", "value_loss": "train/value_loss"
             "steps_per_s": "train/steps_per_s"}
 RUN = {"depth": "run/depth", "steps_per_s": "run/steps_per_s",
        "gradients_per_s": "run/gradients_per_s", "staleness_p50": "run/staleness_p50",
-       "staleness_p99": "run/staleness_p99"}
+       "staleness_p99": "run/staleness_p99", "learning_rate": "run/learning_rate"}
 
 
 def float32(value):
