@@ -215,6 +215,10 @@ $(BUILD)/gradq-actor: $(ACTOR_OBJ) $(LIB)
 $(BUILD)/gradq-replay: $(BUILD)/obj/tools/gradq-replay.o $(filter-out %/main.o,$(OPTIMIZER_OBJ)) $(LIB)
 	@echo "  link  $@"
 	$(Q)$(LINK) $(LIBS)
+# Only the exporter serves HTTP.
+$(BUILD)/gradq-exporter: $(BUILD)/obj/tools/gradq-exporter.o $(LIB)
+	@echo "  link  $@"
+	$(Q)$(LINK) $(LIBS) -lmicrohttpd
 $(BUILD)/gradq-%: $(BUILD)/obj/tools/gradq-%.o $(LIB)
 	@echo "  link  $@"
 	$(Q)$(LINK) $(LIBS)

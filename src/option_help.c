@@ -29,6 +29,8 @@ static const struct {
     {GQ_PROGRAM_BENCH, "gradq-bench", "Measures the service beside the limits of this machine."},
     {GQ_PROGRAM_REPLAY, "gradq-replay",
      "Reproduces and verifies the versions of a run from its checkpoints and journal."},
+    {GQ_PROGRAM_EXPORTER, "gradq-exporter",
+     "Serves the broker's figures over HTTP: /metrics for Prometheus, and /stats.json."},
 };
 #define PROGRAM_COUNT (sizeof programs / sizeof programs[0])
 

@@ -13,6 +13,7 @@
 #define TRY       GQ_PROGRAM_TRY
 #define BENCH     GQ_PROGRAM_BENCH
 #define REPLAY    GQ_PROGRAM_REPLAY
+#define EXPORTER  GQ_PROGRAM_EXPORTER
 #define SERVICES  (BROKER | OPTIMIZER | ACTOR)
 #define NO_BOUND  UINT64_MAX
 
@@ -28,7 +29,7 @@
 
 const gq_option_row gq_option_table[] = {
     /* everywhere */
-    TEXT ("address", SERVICES | TOP, "tcp://127.0.0.1:5600", "ENDPOINT", "the broker's control socket, tcp://HOST:PORT or ipc://PATH; the other sockets follow from it"),
+    TEXT ("address", SERVICES | TOP | EXPORTER, "tcp://127.0.0.1:5600", "ENDPOINT", "the broker's control socket, tcp://HOST:PORT or ipc://PATH; the other sockets follow from it"),
     CHOICE ("log-level", SERVICES | BENCH, "info", "debug|info|warning|error", "least level that is logged"),
     TEXT ("log-file", SERVICES, NULL, "FILE", "append the JSON-lines log to this file instead of stderr"),
 
@@ -49,7 +50,7 @@ const gq_option_row gq_option_table[] = {
     COUNT ("max-staleness", OPTIMIZER, "inf", 0, NO_BOUND, "steps", "gradients computed from weights older than this are stale"),
     CHOICE ("staleness-policy", OPTIMIZER, "refuse", "refuse|damp", "refuse stale gradients, or damp: scale each by min(1, mean staleness / its staleness) and refuse none"),
     NUMBER ("publish-interval-ms", OPTIMIZER, "0", 0, 60000, "ms", "least time between two published versions; the newest always gets out in the end"),
-    TEXT ("run", OPTIMIZER | TOP | REPLAY, NULL, "DIR", "run directory: checkpoints, term and lock live here (gradq-top: take the address from it)"),
+    TEXT ("run", OPTIMIZER | TOP | REPLAY | EXPORTER, NULL, "DIR", "run directory: checkpoints, term and lock live here (gradq-top, gradq-exporter: take the address from it)"),
     TEXT ("init", OPTIMIZER, NULL, "FILE", "safetensors file with the first weights; its tensors become the layout"),
     FLAG ("resume", OPTIMIZER, "go on from the newest checkpoint of the run directory, if there is one"),
     NUMBER ("checkpoint-interval-s", OPTIMIZER, "10", 0, 86400, "s", "time between checkpoints; 0: only at a clean stop and on SIGUSR1"),
@@ -108,8 +109,11 @@ const gq_option_row gq_option_table[] = {
     FLAG ("once", TOP, "print one report and exit; without --json it comes after two looks, --interval-ms apart, for the rates"),
     FLAG ("stat", TOP, "print a row each interval, as vmstat does"),
     COUNT ("fail-above", TOP, "inf", 0, NO_BOUND, "gradients", "exit 1 as soon as the depth exceeds this"),
-    COUNT ("interval-ms", TOP, "1000", 50, 3600000, "ms", "time between two reports"),
+    COUNT ("interval-ms", TOP | EXPORTER, "1000", 50, 3600000, "ms", "time between two looks at the broker"),
     COUNT ("wait-ms", TOP, "2000", 1, 3600000, "ms", "longest wait for the broker's answer"),
+
+    /* gradq-exporter */
+    TEXT ("listen", EXPORTER, "127.0.0.1:5610", "HOST:PORT", "where HTTP is served, without a password: this host alone unless told otherwise; [HOST]:PORT for IPv6; port 0: any free one, which is printed"),
 
     /* gradq-bench: a row of figures for each combination of the lists */
     LIST_OF ("params", BENCH, "1000;10000;100000;1000000;10000000", "N", "elements of the vector"),

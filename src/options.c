@@ -37,7 +37,7 @@ struct gq_options {
 
 static const gq_program all_programs[] = {GQ_PROGRAM_BROKER, GQ_PROGRAM_OPTIMIZER, GQ_PROGRAM_ACTOR,
                                           GQ_PROGRAM_TOP,    GQ_PROGRAM_TRY,       GQ_PROGRAM_BENCH,
-                                          GQ_PROGRAM_REPLAY};
+                                          GQ_PROGRAM_REPLAY, GQ_PROGRAM_EXPORTER};
 #define PROGRAM_COUNT (sizeof all_programs / sizeof all_programs[0])
 
 static size_t

@@ -19,7 +19,8 @@ typedef enum gq_program {
     GQ_PROGRAM_TOP = 1 << 3,
     GQ_PROGRAM_TRY = 1 << 4,
     GQ_PROGRAM_BENCH = 1 << 5,
-    GQ_PROGRAM_REPLAY = 1 << 6
+    GQ_PROGRAM_REPLAY = 1 << 6,
+    GQ_PROGRAM_EXPORTER = 1 << 7
 } gq_program;
 
 typedef enum gq_option_type {

@@ -1,8 +1,10 @@
 /*
- * What gradq-top shows: the broker's statistics as figures, JSON, rows and a screen.
+ * What gradq-top and gradq-exporter show: the broker's statistics as figures, JSON, rows, a screen,
+ * and Prometheus' text.
  *
- * Beside a gradient's path, reading only.  Owns no socket, no clock and no terminal: bytes and
- * times come in, text goes out.  Trusts no field of the answer: any may be missing or null.
+ * Beside a gradient's path, reading only.  But for gq_top_ask nothing here knows a socket, a clock
+ * or a terminal: bytes and times come in, text goes out.  Trusts no field of the answer: any may be
+ * missing or null.
  */
 #ifndef GQ_TOP_H
 #define GQ_TOP_H
@@ -38,12 +40,25 @@ GQ_CHECK gq_status gq_top_report_read (gq_top_report *report, json_t **stats_p,
                                        gq_error *error);
 void gq_top_report_clear (gq_top_report *report);
 
+/*
+ * Ask the broker once, and replace *report (zeroed before the first) by its answer.  run: the run
+ * directory whose file names the address now, for it changes when a run is started anew; NULL:
+ * `address` it is.  Waits for connection and answer, wait_ms at most for each.
+ *
+ * GQ_OK; GQ_INVALID (the address or the path is none, which no waiting mends), GQ_UNREACHABLE,
+ * GQ_REFUSED, GQ_MALFORMED, GQ_MEMORY: *report is as it was.
+ */
+GQ_CHECK gq_status gq_top_ask (gq_top_report *report, const char *run, const char *address,
+                               int wait_ms, gq_error *error);
+
 /* A number of the answer by its place ("optimizer", "applied"); NAN when there is none. */
 double gq_top_number (const gq_top_report *report, const char *group, const char *name);
 
 /* The answer with "time" and, when known, "in_per_s", "out_per_s", "drain_s"; the fields of the
  * contract that are missing are null.  Yours to json_decref; NULL: out of memory. */
 json_t *gq_top_report_json (const gq_top_report *report);
+/* What stands in its place while the broker is silent: "time", "silent_s" and "error". */
+json_t *gq_top_silent_json (double wall_s, double silent_s, const char *error);
 
 /* Is the depth known and above `limit`? */
 bool gq_top_above (const gq_top_report *report, double limit);
@@ -79,5 +94,11 @@ void gq_top_draw (FILE *out, const gq_top_report *report, const gq_top_style *st
 /* vmstat-like: the two header lines, and the row beneath them. */
 void gq_top_stat_header (FILE *out);
 void gq_top_stat_row (FILE *out, const gq_top_report *report);
+
+/*
+ * The figures in Prometheus' text format, version 0.0.4: base units, HELP and TYPE before each
+ * family, and no sample of what is not known.  report NULL: the broker is silent, gradq_up is 0.
+ */
+void gq_top_metrics (FILE *out, const gq_top_report *report);
 
 #endif

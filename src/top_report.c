@@ -130,3 +130,13 @@ gq_top_report_json (const gq_top_report *report)
     }
     return object;
 }
+
+json_t *
+gq_top_silent_json (double wall_s, double silent_s, const char *error)
+{
+    /* A path in the sentence may be no UTF-8, which JSON cannot hold. */
+    json_t *why = json_string (error);
+    if (why == NULL)
+        why = json_string ("the broker is silent");
+    return json_pack ("{s:f, s:f, s:o}", "time", wall_s, "silent_s", silent_s, "error", why);
+}

@@ -101,9 +101,11 @@ refuse_ini (const char *ini, const char *text)
 }
 
 static const gq_program programs[] = {GQ_PROGRAM_BROKER, GQ_PROGRAM_OPTIMIZER, GQ_PROGRAM_ACTOR,
-                                      GQ_PROGRAM_TOP,    GQ_PROGRAM_TRY,       GQ_PROGRAM_BENCH};
+                                      GQ_PROGRAM_TOP,    GQ_PROGRAM_TRY,       GQ_PROGRAM_BENCH,
+                                      GQ_PROGRAM_REPLAY, GQ_PROGRAM_EXPORTER};
 static const char *const program_names[] = {"gradq-broker", "gradq-optimizer", "gradq-actor",
-                                            "gradq-top",    "gradq-try",       "gradq-bench"};
+                                            "gradq-top",    "gradq-try",       "gradq-bench",
+                                            "gradq-replay", "gradq-exporter"};
 #define PROGRAM_COUNT (sizeof programs / sizeof programs[0])
 
 /* ---- which source wins ------------------------------------------------------------------ */

@@ -18,7 +18,8 @@ static const struct {
     const char *name;
 } programs[] = {{GQ_PROGRAM_BROKER, "gradq-broker"}, {GQ_PROGRAM_OPTIMIZER, "gradq-optimizer"},
                 {GQ_PROGRAM_ACTOR, "gradq-actor"},   {GQ_PROGRAM_TOP, "gradq-top"},
-                {GQ_PROGRAM_TRY, "gradq-try"},       {GQ_PROGRAM_BENCH, "gradq-bench"}};
+                {GQ_PROGRAM_TRY, "gradq-try"},       {GQ_PROGRAM_BENCH, "gradq-bench"},
+                {GQ_PROGRAM_REPLAY, "gradq-replay"}, {GQ_PROGRAM_EXPORTER, "gradq-exporter"}};
 #define PROGRAM_COUNT (sizeof programs / sizeof programs[0])
 
 /* What `program WORDS` prints to standard output; the caller frees it. */

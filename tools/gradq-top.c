@@ -17,7 +17,6 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "control.h"
 #include "gradq/gradq.h"
 #include "options.h"
 #include "stats.h"
@@ -142,59 +141,15 @@ terminal_size (gq_top_style *style)
 
 /* ---- asking ---- */
 
-/* The address that the run directory has now: it changes when a run is started anew. */
-static gq_status
-read_address (const char *run, char address[GQ_ENDPOINT_MAX], gq_error *error)
-{
-    char path[4096];
-    if (snprintf (path, sizeof path, "%s/address", run) >= (int)sizeof path)
-        return gq_fail (error, GQ_INVALID, "--run: the path is too long");
-    FILE *file = fopen (path, "re");
-    if (file == NULL)
-        return gq_fail (error, GQ_UNREACHABLE,
-                        "%s: %s; no run is up there (tools/gradq up --run %s starts one)", path,
-                        strerror (errno), run);
-    char *got = fgets (address, GQ_ENDPOINT_MAX, file);
-    fclose (file);
-    if (got == NULL)
-        return gq_fail (error, GQ_UNREACHABLE, "%s is empty; is the run just starting?", path);
-    address[strcspn (address, "\r\n")] = '\0';
-    return GQ_OK;
-}
-
 /* One question and its answer into top->report.  On failure the old report stays. */
 static gq_status
 ask (top_state *top)
 {
-    char address[GQ_ENDPOINT_MAX];
-    json_t *answer = NULL;
-    gq_status status;
-    if (top->run != NULL) {
-        status = read_address (top->run, address, &top->error);
-        if (status != GQ_OK)
-            return status;
-    }
-    json_t *request = json_pack ("{s:s}", "op", "stats");
-    if (request == NULL)
-        return gq_fail (&top->error, GQ_MEMORY, "out of memory");
     int wait_ms = top->silent && top->wait_ms > SILENT_WAIT_MS ? SILENT_WAIT_MS : top->wait_ms;
-    status = gq_control_ask (&answer, top->run != NULL ? address : top->address, request, wait_ms,
-                             &top->error);
-    json_decref (request);
-    if (status != GQ_OK)
-        return status;
-    gq_top_report fresh;
-    uint64_t now_ns = gq_now_ns ();
-    status = gq_top_report_read (&fresh, &answer, top->report.stats != NULL ? &top->report : NULL,
-                                 (double)now_ns / 1e9, (double)gq_wall_ns () / 1e9, &top->error);
-    if (status != GQ_OK) {
-        json_decref (answer);
-        return status;
-    }
-    gq_top_report_clear (&top->report);
-    top->report = fresh;
-    top->answered_ns = now_ns;
-    return GQ_OK;
+    gq_status status = gq_top_ask (&top->report, top->run, top->address, wait_ms, &top->error);
+    if (status == GQ_OK)
+        top->answered_ns = gq_now_ns ();
+    return status;
 }
 
 /* ---- showing ---- */
@@ -208,10 +163,9 @@ silent_s (const top_state *top)
 static void
 show_json (const top_state *top)
 {
-    json_t *object = top->silent
-                         ? json_pack ("{s:f, s:f, s:s}", "time", (double)gq_wall_ns () / 1e9,
-                                      "silent_s", silent_s (top), "error", top->error.text)
-                         : gq_top_report_json (&top->report);
+    json_t *object = top->silent ? gq_top_silent_json ((double)gq_wall_ns () / 1e9, silent_s (top),
+                                                       top->error.text)
+                                 : gq_top_report_json (&top->report);
     if (object != NULL) {
         json_dumpf (object, stdout, JSON_COMPACT | JSON_REAL_PRECISION (15));
         fputc ('\n', stdout);

@@ -46,7 +46,7 @@ DEFAULTS = {
     "actors": 4, "env": "CartPole-v1", "env_set": [], "optimizer": None, "set": [], "seed": 1,
     "target_return": None, "max_steps": None, "actor": None, "address": None,
     "broker_option": [], "optimizer_option": [], "actor_option": [], "tensorboard": True,
-    "net": None,
+    "net": None, "metrics_listen": None,
 }
 # What `--net` brings where nothing else was said: settings that are known to learn games from
 # pixels.  The loss is summed over a rollout, so the gradient's norm is bounded.
@@ -64,8 +64,11 @@ OWN_OPTIONS = {
 }
 # Priorities: supervisord starts upwards and stops downwards.  stopwaitsecs: an actor waits for
 # its last acknowledgements; the optimizer writes gigabytes at worst; then SIGKILL.
-PRIORITY = {"broker": 10, "optimizer": 20, "actor": 30, "watch": 40, "recorder": 40}
-STOP_WAIT_S = {"broker": 10, "optimizer": 120, "actor": 15, "watch": 10, "recorder": 20}
+PRIORITY = {"broker": 10, "optimizer": 20, "actor": 30, "watch": 40, "recorder": 40, "exporter": 40}
+STOP_WAIT_S = {"broker": 10, "optimizer": 120, "actor": 15, "watch": 10, "recorder": 20,
+               "exporter": 10}
+# Nobody waits for these, and a run goes on without them.
+SIDE_KINDS = ("recorder", "exporter")
 
 
 class Failure(Exception):
@@ -317,7 +320,8 @@ class Run:
             self.settings["target_return"] is not None or self.settings["max_steps"] is not None)
         return (["broker", "optimizer"] + [f"actor-{k}" for k in range(self.settings["actors"])]
                 + (["watch"] if watched else [])
-                + (["recorder"] if self.settings.get("recorder_python") else []))
+                + (["recorder"] if self.settings.get("recorder_python") else [])
+                + (["exporter"] if self.settings["metrics_listen"] else []))
 
     def command(self, name):
         """(argument vector, extra environment) of a program."""
@@ -333,6 +337,9 @@ class Run:
         elif kind == "watch":
             argv = [sys.executable, os.path.realpath(sys.argv[0]), "watch", "--run", self.dir,
                     "--build", self.build]
+        elif kind == "exporter":
+            argv = [self.binary("exporter"), "--address", settings["endpoint"],
+                    "--listen", settings["metrics_listen"]]
         elif kind == "recorder":
             argv = [settings["recorder_python"], beside("gradq_tensorboard.py"), self.dir]
             environment = {"OPENBLAS_NUM_THREADS": "1"}
@@ -445,12 +452,12 @@ def private_directory():
     return tempfile.mkdtemp(prefix="gradq-", dir=runtime if usable else "/tmp")
 
 
-def free_ports():
-    """The first of six consecutive free ports, below the kernel's ephemeral range."""
+def free_ports(count=PORTS):
+    """The first of consecutive free ports, below the kernel's ephemeral range."""
     for _ in range(200):
         first, held = random.randrange(20000, 32000), []
         try:
-            for port in range(first, first + PORTS):
+            for port in range(first, first + count):
                 held.append(socket.socket())
                 held[-1].bind(("127.0.0.1", port))
             return first
@@ -459,5 +466,5 @@ def free_ports():
         finally:
             for one in held:
                 one.close()
-    raise Failure("no six consecutive free TCP ports were found; name some with "
-                  "--address tcp://HOST:PORT")
+    raise Failure(f"no {count} consecutive free TCP ports were found; name some with "
+                  "--address tcp://HOST:PORT, --metrics-listen HOST:PORT")

@@ -197,8 +197,8 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def stop_all(self):
-        """Actors, then optimizer (it writes the final checkpoint) and recorder, then broker, then
-        supervisord.
+        """Actors, then optimizer (it writes the final checkpoint) and recorder, then broker and
+        exporter, then supervisord.
 
         supervisord's own shutdown keeps that order too, but stops actors one after another.
         """
@@ -206,7 +206,7 @@ class Supervisor:
             self.pid = self.call("supervisor.getPID")
             names = [row["name"] for row in self.processes()]
             # The recorder writes what actors have said, while the optimizer writes its checkpoint.
-            for kinds in (("actor",), ("optimizer", "recorder"), ("broker",)):
+            for kinds in (("actor",), ("optimizer", "recorder"), ("broker", "exporter")):
                 self.stop([name for name in names if kind_of(name) in kinds])
             self.call("supervisor.shutdown")
         except Gone:
@@ -245,5 +245,5 @@ def over(info):
 
 def order(name):
     kind, _, number = name.partition("-")
-    kinds = ["broker", "optimizer", "actor", "watch", "recorder"]
+    kinds = ["broker", "optimizer", "actor", "watch", "recorder", "exporter"]
     return (kinds.index(kind) if kind in kinds else len(kinds), int(number or 0), name)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from gradq_run import EXIT_FAILED, kind_of
+from gradq_run import EXIT_FAILED, SIDE_KINDS, kind_of
 from gradq_super import CRASHES_MAX, Gone
 
 WINDOW = 100  # episodes whose mean return counts: Gymnasium's measure for CartPole
@@ -242,7 +242,7 @@ class Watch:
             return failure.code, str(failure)
         actors = [row for row in rows if kind_of(row["name"]) == "actor"]
         for row in rows:
-            if kind_of(row["name"]) in ("actor", "recorder"):
+            if kind_of(row["name"]) in ("actor", *SIDE_KINDS):
                 self.tell_ended(row)
         if actors and all(row["over"] for row in actors):
             if self.settings["target_return"] is None:

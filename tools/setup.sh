@@ -7,7 +7,7 @@
 set -eu
 
 run_packages="gcc make libc6-dev libczmq-dev libzmq3-dev libopenblas-dev libjansson-dev libinih-dev
-    libisal-dev libxxhash-dev libgif-dev supervisor python3 util-linux"
+    libisal-dev libxxhash-dev libgif-dev libmicrohttpd-dev supervisor python3 util-linux"
 test_packages="libcriterion-dev python3-pytest python3-pytest-xdist python3-zmq python3-numpy
     python3-venv"
 # For gradq.torch and its examples: 170 MB of archives, 850 MB on the disk, two minutes.
@@ -83,6 +83,33 @@ assert numpy.__version__ >= "2"' 2>/dev/null; then
     echo "setup: going on without $venv; tests that need its packages will be skipped" >&2
 }
 
+# Prometheus' checker of metrics, out of Debian's package (19 MB), which is not installed: that
+# would start a server.
+make_promtool () {
+    if [ -x build/promtool ] || command -v promtool >/dev/null ||
+        ! command -v apt-get >/dev/null; then
+        return 0
+    fi
+    echo "setup: unpacking promtool into build/" >&2
+    mkdir -p build
+    place=$(mktemp -d)
+    # The lists of packages may be missing; only root may fetch them.
+    if (cd "$place" && { apt-get -q download prometheus >log 2>&1 </dev/null ||
+        { apt-get -q update && apt-get -q download prometheus; } >>log 2>&1 </dev/null; } &&
+        dpkg-deb -x prometheus_*.deb . && chmod 755 usr/bin/promtool) &&
+        mv "$place/usr/bin/promtool" build/promtool; then
+        rm -rf "$place"
+        return 0
+    fi
+    tail -n 3 "$place/log" >&2
+    rm -rf "$place"
+    if [ "${CI:-}" = true ]; then
+        echo "setup: there is no promtool, and with CI=true nothing may be skipped" >&2
+        exit 1
+    fi
+    echo "setup: going on without promtool; tests that need it will be skipped" >&2
+}
+
 # Gymnasium beside Debian's torch, which wants Debian's NumPy.
 make_torch_venv () {
     if build/venv-torch/bin/python -c 'import gymnasium' 2>/dev/null; then
@@ -104,11 +131,12 @@ make_torch_venv () {
 cd "$(dirname "$0")/.."
 packages=
 with_venv=
+with_promtool=
 with_torch=
 for job in "$@"; do
     case $job in
     run) packages="$packages $run_packages" ;;
-    test) packages="$packages $run_packages $test_packages" with_venv=yes ;;
+    test) packages="$packages $run_packages $test_packages" with_venv=yes with_promtool=yes ;;
     torch) packages="$packages $torch_packages" with_torch=yes ;;
     lint) packages="$packages $lint_packages" ;;
     fuzz) packages="$packages $run_packages $fuzz_packages" ;;
@@ -122,4 +150,5 @@ done
 # shellcheck disable=SC2086
 install_packages $packages
 if [ -n "$with_venv" ]; then make_venv; fi
+if [ -n "$with_promtool" ]; then make_promtool; fi
 if [ -n "$with_torch" ]; then make_torch_venv; fi
