@@ -36,6 +36,8 @@ C_FLAGS  := -std=c11 -D_GNU_SOURCE -pthread -fPIC -fvisibility=hidden \
 LD_FLAGS := $(LDFLAGS)
 # By name: pkg-config's libczmq drags in all that czmq's own static build could use.
 LIBS     := -lczmq -lzmq -ljansson -lisal -linih -lxxhash -ldl -lm -pthread
+# Those of them that a client needs, for whoever links libgradq.a.
+CLIENT_LIBS := -lzmq -ljansson -lisal -lxxhash -lm -pthread
 # Only actors need a BLAS, and giflib for --record; the broker and the optimizer load neither.
 BLAS     := -lopenblas
 GIF      := -lgif
@@ -64,6 +66,10 @@ TEST_OBJ      := $(call objects,tests/test_*.c) $(BUILD)/obj/tests/memory_disk.o
 PARTS_OBJ     := $(filter-out %/main.o,$(BROKER_OBJ) $(OPTIMIZER_OBJ) $(ACTOR_OBJ))
 
 LIB           := $(BUILD)/libgradq.a
+# The client alone; it exports what include/gradq declares.  gradq.h is the home of the version.
+VERSION       := $(shell sed -n 's/^.define GQ_VERSION_STRING "\(.*\)"/\1/p' include/gradq/gradq.h)
+SHARED        := $(BUILD)/libgradq.so.$(VERSION)
+SONAME        := libgradq.so.$(firstword $(subst ., ,$(VERSION)))
 PROGRAMS      := $(BUILD)/gradq-broker $(BUILD)/gradq-optimizer $(BUILD)/gradq-actor \
                  $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/gradq-*.c))
 SCRIPTS       := $(wildcard tools/gradq tools/gradq_*.py)
@@ -79,14 +85,14 @@ FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 # ---- what to do ----
 .DEFAULT_GOAL := all
 .PHONY: help all run pong test sim mutants bench bench-torch asan tsan fuzz chaos lint format options venv
-.PHONY: install clean
+.PHONY: install uninstall clean
 .PHONY: check tests FORCE
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
 	@sed -n '/^#   /s/^# //p' Makefile
 
-all: $(PROGRAMS) $(PLUGINS) $(LIB) ## build every program, plug-in and the library into build/
+all: $(PROGRAMS) $(PLUGINS) $(LIB) $(SHARED) ## build every program, plug-in and the library into build/
 
 run: ## install what is missing, build, train 4 actors to solve CartPole under the supervisor
 	@tools/setup.sh run
@@ -170,15 +176,36 @@ tests: all $(TEST_PLUGINS) $(TEST_PROGRAMS) $(CHAOS_CLIENT) $(FAULTS) \
        $(if $(filter thread,$(SANITIZE)),,$(BUILD)/tests/unit)
 
 # Programs look for their plug-ins beside themselves, so they lie together; bin/ has links.
-home     := $(PREFIX)/lib/gradq
-commands := gradq $(notdir $(PROGRAMS))
-install: all ## install below PREFIX (DESTDIR is put before it)
-	install -d $(addprefix $(DESTDIR),$(PREFIX)/bin $(PREFIX)/include/gradq $(home)/plugins)
-	install -m 755 $(PROGRAMS) $(SCRIPTS) $(DESTDIR)$(home)
-	install -m 755 $(PLUGINS) $(DESTDIR)$(home)/plugins
-	install -m 644 $(LIB) $(DESTDIR)$(PREFIX)/lib
-	install -m 644 include/gradq/*.h $(DESTDIR)$(PREFIX)/include/gradq
-	ln -sf $(addprefix ../lib/gradq/,$(commands)) $(DESTDIR)$(PREFIX)/bin
+to        := $(DESTDIR)$(PREFIX)
+commands  := gradq $(notdir $(PROGRAMS))
+links     := libgradq.so $(SONAME)
+manuals   := $(commands:%=man1/%.1) man3/gradq.3 man7/gradq.7
+installed := $(commands:%=bin/%) $(links:%=lib/%) \
+             $(addprefix lib/gradq/,$(notdir $(PROGRAMS) $(SCRIPTS))) \
+             $(PLUGINS:$(BUILD)/%=lib/gradq/%) $(wildcard include/gradq/*.h) \
+             $(addprefix lib/,$(notdir $(LIB) $(SHARED)) pkgconfig/gradq.pc) \
+             $(manuals:%=share/man/%) $(commands:%=share/bash-completion/completions/%)
+install: all $(BUILD)/share/bash-completion ## install below PREFIX (DESTDIR is put before it)
+	install -d $(sort $(dir $(installed:%=$(to)/%)))
+	install -m 755 $(PROGRAMS) $(SCRIPTS) $(to)/lib/gradq
+	install -m 755 $(PLUGINS) $(to)/lib/gradq/plugins
+	install -m 644 $(LIB) $(SHARED) $(to)/lib
+	install -m 644 include/gradq/*.h $(to)/include/gradq
+	ln -sf $(commands:%=../lib/gradq/%) $(to)/bin
+	for name in $(links); do ln -sf $(notdir $(SHARED)) $(to)/lib/$$name; done
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@LIBS@|$(CLIENT_LIBS)|' \
+	    tools/gradq.pc.in >$(to)/lib/pkgconfig/gradq.pc
+	for page in $(manuals); do \
+	    install -m 644 $(BUILD)/share/man/$$page $(to)/share/man/$$page || exit; done
+	install -m 644 $(BUILD)/share/bash-completion $(to)/share/bash-completion/completions/gradq
+	for name in $(filter-out gradq,$(commands)); do \
+	    ln -sf gradq $(to)/share/bash-completion/completions/$$name; done
+
+uninstall: ## remove what `make install` put there, with the same PREFIX and DESTDIR
+	rm -f $(installed:%=$(to)/%)
+	rm -rf $(to)/lib/gradq/__pycache__
+	for folder in lib/gradq/plugins lib/gradq include/gradq; do \
+	    test ! -d $(to)/$$folder || rmdir --ignore-fail-on-non-empty $(to)/$$folder; done
 
 # ---- how it is made ----
 # Holds the flags of the last build; everything is made again when they change.
@@ -201,6 +228,18 @@ $(BUILD)/obj/actors/gym.o: actors/python/gym_bridge.py
 $(LIB): $(LIB_OBJ)
 	@echo "  ar    $@"
 	$(Q)rm -f $@ && ar rcs $@ $^
+
+# Of the rest of src/ it takes what the client calls.
+$(SHARED): $(call objects,src/client*.c src/status.c) $(LIB)
+	@echo "  link  $@"
+	$(Q)$(CC) $(C_FLAGS) $(LD_FLAGS) -shared -Wl,-soname,$(SONAME) -o $@ $(filter %.o %.a,$^) \
+	    $(CLIENT_LIBS)
+
+# Manual pages, written beside it, and completion: what the programs say to --help.
+$(BUILD)/share/bash-completion: tools/manual.py docs/gradq.7 include/gradq/gradq.h $(PROGRAMS) \
+                                $(SCRIPTS)
+	@echo "  pages $(@D)"
+	$(Q)/usr/bin/python3 tools/manual.py $(BUILD) $(@D)
 
 $(BUILD)/gradq-broker: $(BROKER_OBJ) $(LIB)
 	@echo "  link  $@"

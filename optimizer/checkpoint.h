@@ -53,7 +53,8 @@ bool gq_checkpoint_any (const char *directory);
 
 /*
  * Take layout and weights from any safetensors file, as version 0: the parameters of a checkpoint,
- * or else every tensor, which must all be float32.  GQ_OK; GQ_NOTFOUND, GQ_IO, GQ_MALFORMED,
+ * or else every tensor, which must all be float32.  From a state file ("gradq-state-1"), which must
+ * be of the core's rule, slots, scalars and steps too.  GQ_OK; GQ_NOTFOUND, GQ_IO, GQ_MALFORMED,
  * GQ_INVALID, GQ_MEMORY with *error.
  */
 GQ_CHECK gq_status gq_checkpoint_init (gq_core *core, const char *path, gq_error *error);

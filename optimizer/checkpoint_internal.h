@@ -12,7 +12,10 @@
 #include "rule_state.h"
 #include "safetensors.h"
 
-#define GQ_CHECKPOINT_FORMAT    "gradq-checkpoint-1"
+#define GQ_CHECKPOINT_FORMAT "gradq-checkpoint-1"
+/* What actors/python/gradq/convert.py makes of another program's optimizer: layout, weights, rule,
+ * steps, slots and scalars as in a checkpoint, and nothing of a run. */
+#define GQ_CHECKPOINT_STATE     "gradq-state-1"
 #define GQ_CHECKPOINT_META_HASH "meta_xxh64"
 /* Bytes of a tensor's name, NUL included: "retired.<rule>.<slot>.<parameter>" is the longest. */
 #define GQ_CHECKPOINT_NAME_MAX (16 + 2 * GQ_RULE_WORD_MAX + GQ_NAME_MAX)

@@ -4,6 +4,7 @@
  */
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,16 +110,16 @@ compare_hash (const gq_safetensors *file, const char *key, uint64_t found, gq_er
 }
 
 static bool
-is_checkpoint (const gq_safetensors *file)
+has_format (const gq_safetensors *file, const char *name)
 {
     const char *format = gq_safetensors_meta (file, "format");
-    return format != NULL && strcmp (format, GQ_CHECKPOINT_FORMAT) == 0;
+    return format != NULL && strcmp (format, name) == 0;
 }
 
 static gq_status
 verify (const gq_safetensors *file, gq_error *error)
 {
-    if (!is_checkpoint (file))
+    if (!has_format (file, GQ_CHECKPOINT_FORMAT))
         return gq_fail (error, GQ_MALFORMED, "it is no %s file", GQ_CHECKPOINT_FORMAT);
     size_t count = gq_safetensors_count (file);
     size_t meta_count = gq_safetensors_meta_count (file);
@@ -337,6 +338,41 @@ gq_checkpoint_load (gq_core *core, const char *directory, uint64_t version_max,
     return status;
 }
 
+/* Is a state file of the rule that is to go on with it? */
+static gq_status
+check_state_rule (const gq_safetensors *file, const gq_rule *rule, gq_error *error)
+{
+    const char *mine = gq_rule_plugin (rule)->name;
+    const char *name = gq_safetensors_meta (file, "optimizer");
+    if (name == NULL)
+        return gq_fail (error, GQ_MALFORMED, "__metadata__ has no \"optimizer\"");
+    if (strcmp (name, mine) != 0)
+        return gq_fail (error, GQ_INVALID,
+                        "it holds the state of rule %.60s, but the rule here is %s; choose "
+                        "--optimizer %.60s, or take its weights alone (python3 -m gradq.convert "
+                        "--weights-only)",
+                        name, mine, name);
+    return GQ_OK;
+}
+
+/* What another program has left of the rule: no hash vouches for it, so numbers are looked at. */
+static gq_status
+restore_state (const gq_safetensors *file, gq_core *core, gq_error *error)
+{
+    gq_rule *rule = core->rule;
+    bool finite = true;
+    if (!restore_rule (file, core))
+        return gq_fail (error, GQ_MALFORMED,
+                        "it does not hold every slot and scalar of rule %s, and its steps",
+                        gq_rule_plugin (rule)->name);
+    for (size_t i = 0; i < gq_rule_slot_count (rule); i++)
+        finite = finite && gq_all_finite (gq_rule_slot (rule, i), core->layout.element_count);
+    for (size_t i = 0; i < gq_rule_scalar_count (rule); i++)
+        finite = finite && isfinite (gq_rule_scalars (rule)[i]);
+    return finite ? GQ_OK
+                  : gq_fail (error, GQ_INVALID, "its slots or scalars hold NaN or infinity");
+}
+
 gq_status
 gq_checkpoint_init (gq_core *core, const char *path, gq_error *error)
 {
@@ -346,16 +382,20 @@ gq_checkpoint_init (gq_core *core, const char *path, gq_error *error)
     gq_status status = gq_safetensors_read (&file, path, error);
     if (status != GQ_OK)
         return status;
-    /* "layout" alone may be anybody's word: only our own format means ours. */
-    if (is_checkpoint (file)) {
+    /* "layout" alone may be anybody's word: only our own formats mean ours. */
+    const bool state = has_format (file, GQ_CHECKPOINT_STATE);
+    if (state)
+        status = check_state_rule (file, core->rule, &reason);
+    else if (has_format (file, GQ_CHECKPOINT_FORMAT))
         status = verify (file, &reason);
-        if (status == GQ_OK)
-            status = layout_from_meta (file, &layout, &reason);
-    } else {
+    else
         status = layout_from_tensors (file, &layout, &reason);
-    }
+    if (status == GQ_OK && layout.tensor_count == 0)
+        status = layout_from_meta (file, &layout, &reason);
     if (status == GQ_OK)
         status = install (core, file, &layout, 0, 0, &reason);
+    if (status == GQ_OK && state)
+        status = restore_state (file, core, &reason);
     gq_layout_clear (&layout);
     gq_safetensors_free (&file);
     return status == GQ_OK ? GQ_OK

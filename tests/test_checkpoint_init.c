@@ -133,3 +133,88 @@ Test (checkpoint_init, names_that_a_slot_needs_are_refused_before_training_begin
     expect_init_refused (tensors, 2, GQ_INVALID);
     finish ();
 }
+
+/* A state file of the writer's rule; `without` leaves out what begins so, and `slot` (NULL: the
+ * writer's) takes the place of the first slot. */
+static void
+write_state (char path[PATH_MAX], const char *rule, const char *without, const float *slot)
+{
+    enum { PARTS = 6 };
+    static const char *const names[PARTS] = {"pi.weight",
+                                             "pi.bias",
+                                             "exp_avg.pi.weight",
+                                             "exp_avg.pi.bias",
+                                             "exp_avg_sq.pi.weight",
+                                             "exp_avg_sq.pi.bias"};
+    const float *from[3] = {gq_buffers_current (writer.core.buffers), gq_rule_slot (writer.rule, 0),
+                            gq_rule_slot (writer.rule, 1)};
+    const char *const layout = "[{\"name\": \"pi.weight\", \"shape\": [2, 3]},"
+                               " {\"name\": \"pi.bias\", \"shape\": []}]";
+    const gq_meta all[] = {{"format", GQ_CHECKPOINT_STATE},
+                           {"optimizer", rule},
+                           {"layout", layout},
+                           {"optimizer_steps", "4"},
+                           {"scalar.beta1_power", "0.65625"},
+                           {"scalar.beta2_power", "0.9375"}};
+    gq_tensor tensors[PARTS];
+    gq_meta meta[sizeof all / sizeof all[0]];
+    size_t count = 0, meta_count = 0;
+    if (slot != NULL)
+        from[1] = slot;
+    for (size_t i = 0; i < PARTS; i++)
+        if (without == NULL || strncmp (names[i], without, strlen (without)) != 0)
+            tensors[count++] = tensor_of (names[i], GQ_DTYPE_F32, i % 2 == 0 ? 6 : 1,
+                                          from[i / 2] + (i % 2 == 0 ? 0 : 6));
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (without == NULL || strncmp (all[i].key, without, strlen (without)) != 0)
+            meta[meta_count++] = all[i];
+    write_plain (path, tensors, count, meta, meta_count);
+}
+
+Test (checkpoint_init, a_state_file_brings_weights_slots_scalars_and_steps)
+{
+    char path[PATH_MAX];
+    gq_error error = {""};
+    writer_begin ("adam", 4);
+    write_state (path, "adam", NULL, NULL);
+    cr_assert_eq (init (path, &error), GQ_OK, "%s", error.text);
+    cr_assert_eq (reader.core.layout.digest, writer.core.layout.digest);
+    expect_same_weights ();
+    for (size_t i = 0; i < 2; i++)
+        expect_same_bits (gq_rule_slot (writer.rule, i), gq_rule_slot (reader.rule, i), "a slot");
+    cr_assert_eq (gq_rule_scalars (reader.rule)[0], 0.65625);
+    cr_assert_eq (gq_rule_scalars (reader.rule)[1], 0.9375);
+    cr_assert_eq (gq_rule_steps (reader.rule), 4);
+    cr_assert_eq (reader.core.version, 0);
+    cr_assert_eq (reader.core.applied, 0);
+    machine_end (&reader);
+    finish ();
+}
+
+static void
+expect_state_refused (const char *rule, const char *without, const float *slot, gq_status expected,
+                      const char *words)
+{
+    char path[PATH_MAX];
+    gq_error error = {""};
+    write_state (path, rule, without, slot);
+    cr_assert_eq (init (path, &error), expected, "%s", error.text);
+    cr_assert_not_null (strstr (error.text, words), "%s", error.text);
+    cr_assert_not_null (strstr (error.text, path), "%s", error.text);
+    machine_end (&reader);
+}
+
+Test (checkpoint_init, a_state_file_is_whole_finite_and_of_the_same_rule)
+{
+    const float bad[N] = {0, NAN};
+    writer_begin ("adam", 4);
+    expect_state_refused ("adamw", NULL, NULL, GQ_INVALID, "--optimizer adamw");
+    expect_state_refused ("adam", NULL, bad, GQ_INVALID, "NaN");
+    expect_state_refused ("adam", "exp_avg_sq.pi.bias", NULL, GQ_MALFORMED, "rule adam");
+    expect_state_refused ("adam", "scalar.beta2", NULL, GQ_MALFORMED, "rule adam");
+    expect_state_refused ("adam", "optimizer_steps", NULL, GQ_MALFORMED, "rule adam");
+    expect_state_refused ("adam", "optimizer", NULL, GQ_MALFORMED, "\"optimizer\"");
+    expect_state_refused ("adam", "layout", NULL, GQ_MALFORMED, "\"layout\"");
+    expect_state_refused ("adam", "pi.bias", NULL, GQ_MALFORMED, "pi.bias");
+    finish ();
+}

@@ -9,7 +9,7 @@ set -eu
 run_packages="gcc make libc6-dev libczmq-dev libzmq3-dev libopenblas-dev libjansson-dev libinih-dev
     libisal-dev libxxhash-dev libgif-dev libmicrohttpd-dev supervisor python3 util-linux"
 test_packages="libcriterion-dev python3-pytest python3-pytest-xdist python3-zmq python3-numpy
-    python3-venv"
+    python3-venv man-db pkg-config"
 # For gradq.torch and its examples: 170 MB of archives, 850 MB on the disk, two minutes.
 torch_packages="python3-torch python3-sklearn python3-zmq python3-numpy python3-venv"
 # By version: what clang-format calls clean changes from one release to the next.

@@ -33,7 +33,12 @@
 extern "C" {
 #endif
 
+/* The only home of the version.  The first number is that of libgradq.so, and rises when a struct
+ * or a call below changes. */
 #define GQ_VERSION_STRING "0.1.0"
+
+/* What follows is what the shared library exports. */
+#pragma GCC visibility push(default)
 
 /* One named float32 tensor; a layout is an ordered list of them in one flat vector. */
 typedef struct gq_tensor_shape {
@@ -159,6 +164,8 @@ void gq_client_metric (gq_client *client, const char *name, double value);
  * GQ_OK: all was settled.  GQ_TIMEOUT: some was not; it may be applied or not.  GQ_RUN, GQ_FENCED.
  */
 gq_status gq_client_close (gq_client **client_p);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

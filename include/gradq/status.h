@@ -54,6 +54,8 @@ typedef struct gq_error {
     char text[1024];
 } gq_error;
 
+#pragma GCC visibility push(default)
+
 /* The status' short name in lower case ("nonfinite"), and its sentence.  Never NULL. */
 const char *gq_status_name (gq_status status);
 const char *gq_status_text (gq_status status);
@@ -61,6 +63,8 @@ const char *gq_status_text (gq_status status);
 /* Write the sentence into *error (which may be NULL) and give `status` back. */
 gq_status gq_fail (gq_error *error, gq_status status, const char *format, ...)
     __attribute__ ((format (printf, 3, 4)));
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }
