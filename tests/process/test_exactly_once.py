@@ -27,8 +27,9 @@ RAGE_S = 3
 PLAIN = {"rules": [["adam"]], "aggregate": 1, "max-staleness": "inf", "window": 4, "half": 32,
          "pause": 1000, "journal": "keep", "checkpoint-interval-s": 0.3, "publish-interval-ms": 0,
          "bf16": 0}
+# On lane inline, where the journal holds gradients: one that only names them fills no segment.
 LARGE = {"half": 50_000, "pause": 5000, "journal": "recycle", "checkpoint-interval-s": 0.1,
-         "publish-interval-ms": 50}
+         "publish-interval-ms": 50, "lane": "inline"}
 FENCED = 4  # exit of tests/chaos/client.c
 
 
