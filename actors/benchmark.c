@@ -118,7 +118,7 @@ gq_job_benchmark (const gq_options *options, gq_error *error)
 {
     bench b = {.rollout_steps = (uint32_t)gq_options_count (options, "rollout"),
                .time_ns = (uint64_t)(gq_options_number (options, "benchmark") * 1e9)};
-    const part parts[] = {net_alone, games_alone, both};
+    static const part parts[3] = {net_alone, games_alone, both};
     double per_s[3] = {0};
     gq_status status = gq_env_from_options (
         &b.env, options, (uint32_t)gq_options_count (options, "envs-per-actor"), error);

@@ -254,7 +254,7 @@ gq_gif_drop (gq_gif **gif_p)
         EGifCloseFile (gif->out, NULL);
     if (gif->file != NULL)
         fclose (gif->file);
-    if (gif->made)
+    if (gif->made && gif->temp != NULL)
         unlink (gif->temp);
     free (gif->path), free (gif->temp), free (gif->pixels);
     free (gif);

@@ -253,7 +253,7 @@ step (gq_env *env, const uint32_t *actions, float *observations, gq_env_outcome 
         gym_request head;
         uint32_t actions[GQ_ENV_COUNT_MAX];
     } request = {.head = {.kind = REQUEST_STEP}};
-    outcome_body bodies[GQ_ENV_COUNT_MAX];
+    outcome_body bodies[GQ_ENV_COUNT_MAX] = {0};
     size_t action_bytes = env->count * sizeof *actions;
 
     for (uint32_t k = 0; k < env->count; k++)
@@ -430,7 +430,8 @@ gq_gym_create (gq_env **env_p, const char *id, const gq_env_config *config, gq_e
     arguments[count++] = (char *)(uintptr_t)id;
     snprintf (count_text, sizeof count_text, "%u", config->count);
     arguments[count++] = count_text;
-    arguments[count++] = config->pictures ? (char[]){"pictures"} : (char[]){"none"};
+    char pictures[] = "pictures", none[] = "none";
+    arguments[count++] = config->pictures ? pictures : none;
     for (size_t i = 0; i < config->set_count; i++)
         arguments[count++] = (char *)(uintptr_t)config->sets[i];
     /* calloc left the NULL that ends the list. */

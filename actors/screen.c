@@ -8,7 +8,7 @@
 
 #define SIDE    GQ_SCREEN_SIDE
 #define REDUCED GQ_SCREEN_REDUCED
-#define HALF    (SIDE / 2)
+#define HALF    80 /* SIDE / 2 */
 #define TAPS    4
 
 /* Output i of an axis is sum over k of weight[k] * input[first + k]. */

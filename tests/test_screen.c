@@ -9,7 +9,7 @@
 #include "actors/net.h"
 #include "actors/screen.h"
 
-#define HALF (GQ_SCREEN_SIDE / 2)
+#define HALF 80 /* GQ_SCREEN_SIDE / 2 */
 
 /* Linear interpolation of `half` at the centre of output (x, y), as OpenCV places it. */
 static double
@@ -37,7 +37,8 @@ Test (screen, equals_halving_and_then_linear_interpolation)
     for (int y = 0; y < HALF; y++)
         for (int x = 0; x < HALF; x++)
             for (int k = 0; k < 4; k++)
-                half[y][x] += field[(2 * y + k / 2) * GQ_SCREEN_SIDE + 2 * x + k % 2] / 4.0 / 255;
+                half[y][x] +=
+                    field[(2 * y + (k >> 1)) * GQ_SCREEN_SIDE + 2 * x + k % 2] / 4.0 / 255;
     gq_screen_reduce (field, out);
     for (int y = 0; y < GQ_SCREEN_REDUCED; y++)
         for (int x = 0; x < GQ_SCREEN_REDUCED; x++)

@@ -192,7 +192,7 @@ split (const char *listen, char host[HOST_BYTES], const char **port_p, gq_error 
     bool bracketed = length > 2 && listen[0] == '[' && listen[length - 1] == ']';
     size_t digits = colon != NULL ? strspn (colon + 1, "0123456789") : 0;
     if (length == 0 || length >= HOST_BYTES || digits == 0 || digits > 5 ||
-        colon[1 + digits] != '\0' || atoi (colon + 1) > 65535 ||
+        colon[1 + digits] != '\0' || strtoul (colon + 1, NULL, 10) > 65535 ||
         (!bracketed && memchr (listen, ':', length) != NULL))
         return gq_fail (error, GQ_INVALID,
                         "--listen: '%s' is not HOST:PORT; 127.0.0.1:5610, [::1]:5610, or port 0 "
@@ -239,7 +239,7 @@ open_door (const char *listen, int *fd_p, char url[HOST_BYTES + 32], gq_error *e
     *fd_p = bind_one (found);
     int reason = errno;
     freeaddrinfo (found);
-    struct sockaddr_storage at;
+    struct sockaddr_storage at = {0};
     socklen_t length = sizeof at;
     if (*fd_p < 0)
         return gq_fail (error, GQ_IO, "--listen %s: %s; choose another port, or 0 for any", listen,
