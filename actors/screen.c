@@ -8,8 +8,9 @@
 
 #define SIDE    GQ_SCREEN_SIDE
 #define REDUCED GQ_SCREEN_REDUCED
-#define HALF    80 /* SIDE / 2 */
 #define TAPS    4
+
+enum { HALF = SIDE / 2 };
 
 /* Output i of an axis is sum over k of weight[k] * input[first + k]. */
 typedef struct taps {
@@ -33,15 +34,19 @@ taps_of (int i)
 void
 gq_screen_reduce (const uint8_t *field, float *out)
 {
+    taps axis[REDUCED]; /* both axes are alike */
+
+    for (int i = 0; i < REDUCED; i++)
+        axis[i] = taps_of (i);
     for (int y = 0; y < REDUCED; y++) {
-        const taps rows = taps_of (y);
+        const taps rows = axis[y];
         const uint8_t *above = field + rows.first * SIDE;
         float line[SIDE];
         for (int x = 0; x < SIDE; x++)
             line[x] = rows.weight[0] * (float)(above[x] + above[SIDE + x]) +
                       rows.weight[2] * (float)(above[2 * SIDE + x] + above[3 * SIDE + x]);
         for (int x = 0; x < REDUCED; x++) {
-            const taps columns = taps_of (x);
+            const taps columns = axis[x];
             const float *left = line + columns.first;
             *out++ = (columns.weight[0] * (left[0] + left[1]) +
                       columns.weight[2] * (left[2] + left[3])) /
