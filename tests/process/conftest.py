@@ -14,6 +14,7 @@ Functions: from conftest import wait_for, free_ports, SLOW
     wait_for(condition, timeout, what) is the only way to wait.  Nothing here, and nothing in the
     tests, sleeps for a time and then hopes.
 """
+import importlib.util
 import json
 import os
 import random
@@ -178,6 +179,12 @@ def ipc_address(run_dir) -> str:
 @pytest.fixture
 def tcp_address() -> str:
     return f"tcp://127.0.0.1:{free_ports()}"
+
+
+# Not imported here: that takes seconds, of which most tests have no use.
+NEEDS_TORCH = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None and os.environ.get("CI") != "true",
+    reason="/usr/bin/python3 has no torch; type tools/setup.sh torch")
 
 
 def python_with(packages: str) -> str:

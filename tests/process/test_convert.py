@@ -9,7 +9,7 @@ import sys
 import numpy
 import pytest
 
-from conftest import ROOT, SLOW, python_with
+from conftest import NEEDS_TORCH, ROOT, SLOW, python_with
 from peer import service  # noqa: F401
 
 PACKAGE = ROOT / "actors/python"
@@ -21,9 +21,7 @@ try:
     import torch
 except ImportError:
     torch = None
-pytestmark = pytest.mark.skipif(
-    torch is None and os.environ.get("CI") != "true",
-    reason="/usr/bin/python3 has no torch; type tools/setup.sh torch")
+pytestmark = NEEDS_TORCH
 
 # Rule and settings here, and the same of torch.
 RULES = {
