@@ -154,12 +154,14 @@ take (server *self)
 }
 
 /* The descriptor of a gradient that lies ready already, while it is still in the queue.  Only when
- * nothing else is here: who goes through sockets comes first. */
+ * nothing else is here: who goes through sockets comes first; and first weights before any gradient,
+ * or one that must follow them would be refused. */
 static bool
 receive_early (server *self)
 {
     uint8_t header[GQ_FRAME_HEADER_BYTES];
-    if (self->core.lanes == NULL || !gq_lanes_ready (self->core.lanes, &self->core.ledger, header))
+    if (self->core.lanes == NULL || !self->core.has_weights ||
+        !gq_lanes_ready (self->core.lanes, &self->core.ledger, header))
         return false;
     if (zmq_msg_init_size (&self->hand, sizeof header) != 0)
         return false;

@@ -29,10 +29,15 @@ UNHANDLED = {name: os.environ.get(name, "") + ":handle_sigbus=0"
 class Peer:
     """One life on lane shm, with its file in hand."""
 
-    def __init__(self, service, elements: int = ELEMENTS):
+    def __init__(self, service, elements: int = ELEMENTS, unsent: list = None):
+        """unsent: takes the first weights, instead of the queue."""
         self.elements = elements
-        self.wire = service.wire(elements, lanes=["inline", "shm"], host=HOST, window=SLOTS - 1)
-        grant = self.wire.grant
+        self.wire = service.wire(elements, hello=False)
+        send = self.wire.send
+        if unsent is not None:
+            self.wire.send = unsent.append
+        grant = self.wire.hello(lanes=["inline", "shm"], host=HOST, window=SLOTS - 1)
+        self.wire.send = send
         assert grant["lane"] == "shm", grant
         self.file = open(grant["shm"]["slots"], "r+b")  # pylint: disable=consider-using-with
         fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,6 +62,22 @@ class Peer:
         self.wire.send(self.build(sequence, values))
         wait_for(lambda: struct.unpack_from("<Q", self.map, CUMULATIVE)[0] >= sequence, 20,
                  f"{sequence} to be settled")
+
+
+def test_a_gradient_that_lies_ready_waits_for_the_first_weights(service):
+    service.up(*WORDS)
+    first, other = [], service.wire(ELEMENTS, hello=False)
+    actor = Peer(service, unsent=first)
+    head = actor.build(1, 1.0)
+    # The optimizer is awake for each of these, and looks what there is to take.
+    for _ in range(20):
+        assert other.ask(other.hello_request(initial=False))["ok"]
+    stats = service.stats()["optimizer"]
+    assert (stats["taken_early"], stats["rejected"], stats["version"]) == (0, 0, 0)
+    for each in (*first, head):
+        actor.wire.send(each)
+    service.until(lambda s: s["optimizer"]["version"] == 1 and s["optimizer"]["rejected"] == 0,
+                  "its step")
 
 
 @pytest.mark.parametrize("journal", ["keep", "recycle"])
