@@ -197,8 +197,14 @@ gq_host_settings_check (const double *values, bool has_lr, const char *owner, gq
                         owner);
     if (total != floor (total) || warmup != floor (warmup))
         return gq_fail (error, GQ_INVALID, "schedule_steps and warmup_steps are whole numbers");
-    if (values[GQ_HOST_SCHEDULE] == CONSTANT)
+    if (values[GQ_HOST_SCHEDULE] == CONSTANT) {
+        if (total != 0)
+            return gq_fail (error, GQ_INVALID,
+                            "schedule_steps=%.0f does nothing without a schedule; add "
+                            "schedule=linear or schedule=cosine, or leave it out",
+                            total);
         return GQ_OK;
+    }
     const char *name = values[GQ_HOST_SCHEDULE] == LINEAR ? "linear" : "cosine";
     if (total == 0)
         return gq_fail (error, GQ_INVALID,

@@ -132,6 +132,8 @@ Test (plugin, a_key_of_any_length_is_refused)
 
 Test (plugin, schedules_without_an_end_are_refused)
 {
+    expect_refused (GQ_INVALID, "sgd", "auto", SETS ("schedule_steps=5"),
+                    SETS ("schedule_steps=5", "schedule=linear"));
     expect_refused (GQ_INVALID, "sgd", "auto", SETS ("schedule=linear"), SETS ("schedule_steps=N"));
     expect_refused (GQ_INVALID, "sgd", "auto", SETS ("schedule=cosine"), SETS ("schedule_steps=N"));
     expect_refused (GQ_INVALID, "sgd", "auto",
