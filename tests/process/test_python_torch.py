@@ -9,6 +9,7 @@ import pickle
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import warnings
@@ -287,19 +288,34 @@ def rows(directory: Path, number: int) -> list:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_digits_are_learnt_under_the_supervisor(run_dir):
+EPOCHS, SEEDS = 30, range(1, 6)
+
+
+def test_digits_reach_the_accuracy_of_the_same_script_alone(run_dir):
+    """EPOCHS alone, and divided among two actors: the means over SEEDS are apart by no more than
+    three standard errors of their difference (README of the package: what they are)."""
     pytest.importorskip("sklearn")
-    with run_up(run_dir / "run", "--actors", 2, "--optimizer", "adam", "--set", "lr=3e-3",
-                "--actor", f"{sys.executable} {EXAMPLES / 'digits.py'}") as child:
-        # Of each: the first to start could use up a limit of steps before the other is there.
-        for number in (0, 1):
-            wait_for(lambda number=number: len(rows(run_dir / "run", number)) >= 8, 200,
-                     f"8 epochs of actor {number}")
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(200 * SLOW) == 0
-    for number in (0, 1):
-        last = rows(run_dir / "run", number)[-1]
-        assert last["actor"] == number and last["length"] == 23 and last["return"] > 50, last
+    alone, together = [], []
+    words = [sys.executable, str(EXAMPLES / "digits.py"), "--epochs", str(EPOCHS)]
+    without = {name: value for name, value in os.environ.items() if name[:6] != "GRADQ_"}
+    for seed in SEEDS:
+        said = subprocess.run(words, capture_output=True, text=True, timeout=200 * SLOW, check=True,
+                              env={**without, **PYTHON, "GRADQ_SEED": str(seed)}).stdout
+        alone.append(float(re.search(r"accuracy ([\d.]+) %", said)[1]))
+        run = run_dir / str(seed)
+        with run_up(run, "--actors", 2, "--optimizer", "adam", "--set", "lr=3e-3", "--seed", seed,
+                    "--no-tensorboard", "--actor-option", f"epochs={EPOCHS // 2}",
+                    "--actor", " ".join(words[:2])) as child:
+            assert child.wait(200 * SLOW) == 0
+        last = [rows(run, number)[-1] for number in (0, 1)]
+        assert [(each["actor"], each["episode"], each["length"]) for each in last] == [
+            (0, EPOCHS // 2, 23), (1, EPOCHS // 2, 23)]
+        together.append(max(last, key=lambda row: row["version"])["return"])
+    print(f"alone {alone}, together {together}")
+    error = math.hypot(*(statistics.stdev(each) / len(SEEDS) ** 0.5 for each in (alone, together)))
+    apart = statistics.mean(alone) - statistics.mean(together)
+    print(f"apart {apart:.2f} %, standard error {error:.2f} %")
+    assert statistics.mean(alone) > 85 and abs(apart) <= 3 * max(error, 0.3)
 
 
 def test_cartpole_of_python_reaches_its_target_under_the_supervisor(run_dir, with_gymnasium):
