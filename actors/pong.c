@@ -7,7 +7,8 @@
  *
  * Lengths are pixels of Atari Pong's field, rows 34 to 193 of its screen; time is frames of 1/60 s.
  * Sizes, greys, actions, the order of serves and the shape of a game follow the original; the ball
- * is twice as wide, for it would all but vanish in an observation, and points are shorter.
+ * is twice as wide, for it would all but vanish in an observation, points are shorter, and the
+ * opponent's hits are flatter than the player is fast, so that defending can be learnt first.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@
 #define REACH         ((PADDLE_HEIGHT + BALL) / 2) /* furthest of two centres that touch */
 
 #define PLAYER_SPEED   2.0 /* pixels a frame */
-#define OPPONENT_SPEED 1.8
+#define OPPONENT_SPEED 1.0
 #define SERVE_X_SPEED  1.5
 #define SERVE_Y_SPEED  1.0  /* at most */
 #define SERVE_Y_MIN    40.0 /* where a served ball appears */
@@ -38,13 +39,14 @@
 
 /* What a paddle makes of the ball: flat from its middle, fast and steep from its edge. */
 #define EDGE_Y_SPEED  3.0
+#define OPPONENT_EDGE 1.5  /* its hits are flatter, never too steep for a player who follows */
 #define EDGE_X_SPEED  1.0  /* on top of a serve's */
 #define RALLY_X_SPEED 0.05 /* on top for each hit of the rally */
 #define RALLY_HITS    10   /* that count */
 
 /* The opponent looks up every so often, and aims to hit the ball off its middle by up to AIM. */
 #define LOOK_FRAMES 6
-#define AIM         9.0
+#define AIM         6.0
 
 #define SIDE             42 /* of an observation */
 #define GREY_BACKGROUND  (87.0 / 255)
@@ -173,7 +175,7 @@ bounce (pong *game, double off, int toward)
     double rally = RALLY_X_SPEED * (game->hits < RALLY_HITS ? game->hits : RALLY_HITS);
 
     game->now.ball_dx = toward * (SERVE_X_SPEED + EDGE_X_SPEED * (edge < 0 ? -edge : edge) + rally);
-    game->now.ball_dy = EDGE_Y_SPEED * edge;
+    game->now.ball_dy = (toward > 0 ? OPPONENT_EDGE : EDGE_Y_SPEED) * edge;
     game->hits++;
     if (toward > 0)
         game->aim = between (game, -AIM, AIM);

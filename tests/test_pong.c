@@ -297,6 +297,30 @@ Test (pong, hit_near_the_edge_of_the_paddle_is_steeper_and_faster)
     gq_env_destroy (&env);
 }
 
+Test (pong, hits_of_the_opponent_are_flatter_than_the_player_is_fast)
+{
+    static float observation[PIXELS];
+    gq_env *env = make_one ("frameskip=1");
+    gq_pong_state before, now = {0};
+    gq_env_outcome outcome = {0};
+    double steepest[2] = {0}; /* of the opponent, of the player */
+
+    reset (env, 0, NULL, observation);
+    for (int t = 0; t < 200000; t++) {
+        before = now;
+        if (ended (&outcome))
+            reset (env, 0, NULL, observation);
+        outcome = step (env, hit_with_edge (&before, NULL), observation, &now);
+        if (now.in_play && before.in_play && now.ball_dx * before.ball_dx < 0) {
+            double *most = &steepest[now.ball_dx < 0];
+            *most = fmax (*most, fabs (now.ball_dy));
+        }
+    }
+    cr_assert (steepest[0] > 1 && steepest[0] <= 1.5, "%g", steepest[0]);
+    cr_assert (steepest[1] > 2 && steepest[1] <= 3, "%g", steepest[1]);
+    gq_env_destroy (&env);
+}
+
 Test (pong, first_serves_go_either_way_and_others_to_who_lost_the_point)
 {
     static float observation[PIXELS];
