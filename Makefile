@@ -84,7 +84,7 @@ FUZZERS       := $(patsubst tests/%.c,build/fuzz/%,$(wildcard tests/fuzz_*.c))
 
 # ---- what to do ----
 .DEFAULT_GOAL := all
-.PHONY: help all run pong test sim mutants bench bench-torch asan tsan fuzz chaos lint format options venv
+.PHONY: help all run pong test sim mutants bench bench-torch bench-python asan tsan fuzz chaos lint format options venv
 .PHONY: install uninstall clean
 .PHONY: check tests FORCE
 
@@ -135,6 +135,11 @@ bench-torch: ## the pixel net beside the same one in PyTorch, agent steps/s on o
 	@tools/setup.sh run torch
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@/usr/bin/python3 tools/bench_torch.py --build $(CURDIR)/$(BUILD) $(ARGS)
+
+bench-python: ## training steps/s of actors in Python, beside the C client and a local optimizer
+	@tools/setup.sh run torch
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@/usr/bin/python3 tools/bench_python.py --build $(CURDIR)/$(BUILD) $(ARGS)
 
 fuzz: ## FUZZ_SECONDS of libFuzzer on each decoder
 	@tools/setup.sh fuzz
