@@ -70,6 +70,18 @@ def test_crc32c_by_numpy_is_that_by_table_at_every_length(chance):
         assert crc.crc32c(numpy.frombuffer(data, numpy.uint8)) == crc.by_table(data), size
 
 
+def test_crc32c_by_isal_is_that_by_table_in_parts_as_well(chance, monkeypatch):
+    """ISA-L is a package that gradq itself is built with."""
+    monkeypatch.setattr(crc, "ISAL_BYTES_MAX", 1000)
+    way = crc.by_isal()
+    for size in (0, 1, 999, 1000, 1001, 30001):
+        data = chance.randbytes(size)
+        assert way(data) == way(numpy.frombuffer(data, numpy.uint8)) == crc.by_table(data), size
+    assert way(numpy.ones((3, 5), "f4")) == crc.by_table(numpy.ones(15, "f4"))
+    with pytest.raises(OSError):
+        crc.by_isal("libnothing.so.2")
+
+
 def test_crc32c_prefers_the_wheel_that_is_installed(monkeypatch):
     monkeypatch.setattr(crc, "_accelerated", lambda data: 42)
     assert crc.crc32c(b"123456789") == 42

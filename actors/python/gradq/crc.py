@@ -1,19 +1,43 @@
 """CRC-32C (Castagnoli; RFC 3720, B.4) of frames.
 
-Three ways, all the same number.  The wheel `crc32c` computes it with the processor's own
-instruction, ten bytes a nanosecond, and releases the GIL: `pip install gradq[fast]` brings it.
-Without it short strings go through a table, byte by byte, and long ones through NumPy: about 0.1
-bytes a nanosecond, which is 30 ms for a million parameters.  google-crc32c is as fast, but takes
-bytes only, and so would copy each vector.
+Four ways, all the same number.  The wheel `crc32c` computes it with the processor's own instruction,
+ten bytes a nanosecond, and releases the GIL: `pip install gradq[fast]` brings it.  So does ISA-L,
+which is there where gradq's programs are.  Without both short strings go through a table, byte by
+byte, and long ones through NumPy: about 0.1 bytes a nanosecond, which is 30 ms for a million
+parameters.  google-crc32c is as fast, but takes bytes only, and so would copy each vector.
 """
+import ctypes
 import functools
 
 import numpy
 
+ISAL = "libisal.so.2"
+# ISA-L counts bytes in an int.
+ISAL_BYTES_MAX = 1 << 30
+
+
+def by_isal(name: str = ISAL):
+    """A function of ISA-L's; OSError or AttributeError where it cannot be had."""
+    function = ctypes.CDLL(name).crc32_iscsi
+    function.restype, function.argtypes = ctypes.c_uint32, [ctypes.c_void_p, ctypes.c_int,
+                                                            ctypes.c_uint32]
+
+    def crc(data) -> int:
+        array, register = numpy.frombuffer(memoryview(data).cast("B"), numpy.uint8), 0xFFFFFFFF
+        for at in range(0, array.size, ISAL_BYTES_MAX):
+            part = array[at:at + ISAL_BYTES_MAX]
+            register = function(part.ctypes.data, part.size, register)
+        return register ^ 0xFFFFFFFF
+    return crc
+
+
 try:
     from crc32c import crc32c as _accelerated
 except ImportError:
-    _accelerated = None
+    try:
+        _accelerated = by_isal()
+    except (OSError, AttributeError):
+        _accelerated = None
 
 POLYNOMIAL = 0x82F63B78  # 0x1EDC6F41, bits reversed
 # Up to here the loop over bytes is faster than a dozen calls of NumPy.
