@@ -154,8 +154,8 @@ take (server *self)
 }
 
 /* The descriptor of a gradient that lies ready already, while it is still in the queue.  Only when
- * nothing else is here: who goes through sockets comes first; and first weights before any gradient,
- * or one that must follow them would be refused. */
+ * nothing else is here: who goes through sockets comes first; and first weights before any
+ * gradient, or one that must follow them would be refused. */
 static bool
 receive_early (server *self)
 {

@@ -5,7 +5,7 @@
 
 One run, one core at a time: agent steps a second (4 frames each) of ale-py's emulator with its grey
 screen and nothing else, K games in turn, of the bridge with as many (`gradq-actor --benchmark`,
-"games alone"), of the net alone, and of both.  They take turns, and medians of the rounds are shown;
+"games alone"), of the net alone, and of both.  They take turns; medians of the rounds are shown;
 `bridge_share`, what the bridge adds as a share of the emulator's own time, is the median of the
 rounds' shares, and `shares` are all of them.
 """

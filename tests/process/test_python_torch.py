@@ -94,8 +94,8 @@ def test_each_step_is_that_of_torch(service, rule):  # noqa: F811
 
 
 def test_200_scheduled_and_clipped_steps_of_adam_are_those_of_torch(service):  # noqa: F811
-    """Warm-up and cosine are the run's, clip_grad_norm_ the actor's.  Both sides round to float32 in
-    200 steps, in another order (a product by 1 / sqrt (1 - beta2^t) here, a division there), so
+    """Warm-up and cosine are the run's, clip_grad_norm_ the actor's.  Both sides round to float32
+    in 200 steps, in another order (a product by 1 / sqrt (1 - beta2^t) here, a division there), so
     the weights drift apart as a random walk does: about one unit of the largest weight's last place
     (root mean square), six at the worst of 1,738.  The same in float64 shows that PyTorch itself is
     twice as far from exact arithmetic, and gradq as far as PyTorch."""

@@ -1,7 +1,7 @@
 """Supervised: handwritten digits of scikit-learn (1,797 pictures of 8 x 8 pixels), in PyTorch.
 
     tools/gradq up --actors 2 --actor 'python3 actors/python/examples/digits.py' --target-return 90
-    python3 actors/python/examples/digits.py --epochs 20     # the same, alone, with torch.optim.Adam
+    python3 actors/python/examples/digits.py --epochs 20   # alone, with torch.optim.Adam
 
 Each copy draws its own batches.  An "episode" is an epoch: its return is the accuracy on held-out
 pictures in percent, its length the number of batches.  Without GRADQ_ADDRESS there is no run, and
@@ -24,7 +24,7 @@ BATCH, HELD_OUT, LOCAL_LR = 64, 360, 3e-3
 
 
 def optimizer_of(model, actor):
-    """Of the run at GRADQ_ADDRESS, or, where that is not set, a local one, which needs no closing."""
+    """Of the run at GRADQ_ADDRESS, or, without one, local, which needs no closing."""
     if "GRADQ_ADDRESS" in os.environ:
         return RemoteOptimizer(model.named_parameters(), samples=BATCH, actor=actor)
     return contextlib.nullcontext(torch.optim.Adam(model.parameters(), LOCAL_LR))
