@@ -2,9 +2,9 @@
 
 Four ways, all the same number.  The wheel `crc32c` computes it with the processor's own
 instruction, ten bytes a nanosecond, and releases the GIL: `pip install gradq[fast]` brings it.  So
-does ISA-L, which is there where gradq's programs are.  Without both short strings go through a table, byte by
-byte, and long ones through NumPy: about 0.1 bytes a nanosecond, which is 30 ms for a million
-parameters.  google-crc32c is as fast, but takes bytes only, and so would copy each vector.
+does ISA-L, which is there where gradq's programs are.  Without both short strings go through a
+table, byte by byte, and long ones through NumPy: about 0.1 bytes a nanosecond, which is 30 ms for a
+million parameters.  google-crc32c is as fast, but takes bytes only, and so would copy each vector.
 """
 import ctypes
 import functools
