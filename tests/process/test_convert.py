@@ -1,6 +1,7 @@
 """gradq.convert: checkpoints become the state of PyTorch's optimizers, and that becomes the start
 of a run, to the bit; and each side's next step is the other's."""
 import copy
+import math
 import os
 import re
 import subprocess
@@ -219,6 +220,51 @@ def test_what_one_side_cannot_do_is_said():
             (files.State(one), "weights alone")):
         with pytest.raises(convert.CannotConvert, match=pattern):
             convert.to_torch(state)
+
+
+@pytest.mark.parametrize(("optimizer", "said"), [
+    ([1], "what should be the optimizer's state"), ({}, "what should be the optimizer's state"),
+    ({"param_groups": [{"params": [0]}], "state": {0: 5}}, "what should be the optimizer's state"),
+    ({"param_groups": [{"params": list(range(4))}], "state": {}}, "betas are None"),
+    ("lr", "lr is 'x', and no number"), ("step", "step is .*nan"), ("exp_avg", "and no tensor")],
+    ids=str)
+def test_an_optimizer_s_state_that_is_none_is_said(optimizer, said):
+    model = net()
+    if isinstance(optimizer, str):
+        sound = torch.optim.Adam(model.parameters()).state_dict()
+        sound["state"] = {i: {"step": 1, "exp_avg": each, "exp_avg_sq": each}
+                          for i, each in enumerate(model.state_dict().values())}
+        convert.from_states(model.state_dict(), sound, "adam")
+        if optimizer == "lr":
+            sound["param_groups"][0]["lr"] = "x"
+        else:
+            sound["state"][0][optimizer] = math.nan
+        optimizer = sound
+    with pytest.raises(convert.CannotConvert, match=said):
+        convert.from_states(model.state_dict(), optimizer, "adam")
+
+
+def test_a_state_that_lacks_what_its_rule_needs_is_said():
+    one = {"w": numpy.zeros(1, "<f4")}
+    whole = {"exp_avg": one, "exp_avg_sq": one}
+    settings = {"beta1": "0.9", "beta2": "0.999"}
+    convert.to_torch(files.State(one, "adam", 1, whole, settings=settings))
+    for state, said in (
+            (files.State(one, "adam", 1, whole), "beta1 is missing"),
+            (files.State(one, "adam", 1, whole, settings={**settings, "lr": "x"}), "lr is 'x'"),
+            (files.State(one, "adam", 1, {"exp_avg": one}, settings=settings), "exp_avg_sq of")):
+        with pytest.raises(convert.CannotConvert, match=said):
+            convert.to_torch(state)
+
+
+@pytest.mark.parametrize("header", [
+    b"[]", b"3", b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+    b'"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', b'{"__metadata__":[]}'])
+def test_a_header_that_is_no_object_of_different_names_is_malformed(run_dir, header):
+    path = run_dir / "odd.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(files.Malformed, match="odd.safetensors: no safetensors file"):
+        files.read(path)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The package actors/python/gradq as an actor of the real service: what it pushes is applied once
 and bit for bit, whatever dies; its time-outs speak; garbage does not harm it."""
 import json
+import math
 import os
 import signal
 import sys
@@ -212,8 +213,14 @@ def test_a_gradient_of_a_wrong_shape_is_not_sent(service):  # noqa: F811
                       {**ZEROS, "bias": numpy.zeros(3)}):
             with pytest.raises(gradq.LayoutMismatch):
                 one.push(wrong)
-        with pytest.raises(ValueError, match="samples 0"):
-            one.push(numpy.zeros(8), 0)
+        for samples in (0, 1.5, 1 << 32):
+            with pytest.raises(ValueError, match=f"samples {samples}"):
+                one.push(numpy.zeros(8), samples)
+        for number in (-1, 0, math.nan, 1):
+            with pytest.raises(ValueError, match=f"gradient {number}"):
+                one.wait(number)
+        with pytest.raises(ValueError, match="timeout nan"):
+            one.wait(timeout=math.nan)
         assert one.pushed == 0
 
 

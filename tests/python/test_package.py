@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "actors/python"))
+import gradq  # noqa: E402
 from gradq import crc, frame, hello, lane, lane_shm  # noqa: E402
 from gradq.errors import LayoutMismatch, Refused  # noqa: E402
 from gradq.layout import Layout  # noqa: E402
@@ -184,7 +185,8 @@ def test_a_layout_splits_what_it_joined():
 
 @pytest.mark.parametrize("shapes", [
     {}, {"": (1,)}, {"n" * 128: (1,)}, {"w": (0,)}, {"w": (1,) * 9}, {"w": (1 << 31, 2)},
-    {3: (1,)}, {f"w{i}": () for i in range(4097)}], ids=lambda shapes: str(shapes)[:30])
+    {3: (1,)}, {f"w{i}": () for i in range(4097)}, {"a\0b": (1,)}, {"\ud800": (1,)}, {"w": 3},
+    {"w": (2.0,)}, {"w": "3"}], ids=lambda shapes: ascii(shapes)[:30])
 def test_what_the_protocol_allows_no_layout_is_refused(shapes):
     with pytest.raises(LayoutMismatch):
         Layout(shapes)
@@ -210,6 +212,28 @@ def test_a_gradient_of_another_shape_is_refused_with_the_name(arrays, said):
     layout = Layout({"w": (2, 3), "b": (3,)})
     with pytest.raises(LayoutMismatch, match=said):
         layout.join(arrays, numpy.empty(9, "<f4"))
+
+
+@pytest.mark.parametrize("odd", [
+    numpy.zeros(3, complex), numpy.array(["1", "2", "3"]), numpy.array([1.5, None, 2]),
+    numpy.ma.masked_array(numpy.zeros(3), [True, False, False]),
+    numpy.zeros(3, "datetime64[s]"), numpy.zeros(3, "V2")], ids=lambda odd: str(odd.dtype))
+def test_what_is_no_plain_real_number_is_refused_with_the_name(odd):
+    layout, vector = Layout({"weight": (3,)}), numpy.full(3, 7, "<f4")
+    for arrays, name in (({"weight": odd}, "weight is"), (odd, "what came is")):
+        with pytest.raises(LayoutMismatch, match=name):
+            layout.join(arrays, vector)
+    assert vector.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"timeout": math.nan}, "timeout nan"), ({"timeout": -1}, "timeout -1"),
+    ({"timeout": None}, "timeout None"), ({"resend": math.nan}, "resend nan"),
+    ({"initial": {"a": numpy.zeros(2), "b": numpy.array([1, math.inf])}}, "not finite.* in b:"),
+    ({"initial": {"w": numpy.array([1e300])}}, "not finite.* in w:")], ids=str)
+def test_what_a_client_cannot_begin_with_is_said_at_once(tmp_path, settings, said):
+    with numpy.errstate(over="ignore"), pytest.raises(ValueError, match=said):
+        gradq.Client(f"ipc://{tmp_path}/nobody", **settings)
 
 
 # The window

@@ -48,6 +48,13 @@ def _tensor(path, name: str, entry, data: memoryview) -> numpy.ndarray:
     return numpy.frombuffer(data[begin:end], "<f4").reshape(shape)
 
 
+def _once(pairs: list) -> dict:
+    """A JSON object whose keys differ: which one of two would count is nobody's to say."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
 def read(path) -> tuple:
     """(tensors, metadata) of a safetensors file: {name: float32 array} in the order of their data,
     {key: text}.  OSError, Malformed."""
@@ -56,13 +63,13 @@ def read(path) -> tuple:
     if not 2 <= size <= min(len(data) - 8, HEADER_BYTES_MAX):
         raise Malformed(f"{path}: no safetensors file, or cut off in its header")
     try:
-        header = json.loads(bytes(data[8:8 + size]))
-        metadata = header.pop("__metadata__", {})
+        header = json.loads(bytes(data[8:8 + size]), object_pairs_hook=_once)
+        metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError
     except (ValueError, AttributeError, RecursionError):
-        raise Malformed(f"{path}: no safetensors file: its header is no JSON object with texts in "
-                        "__metadata__") from None
+        raise Malformed(f"{path}: no safetensors file: its header is no JSON object with each name "
+                        "once and texts in __metadata__") from None
     tensors = {name: _tensor(path, name, entry, data[8 + size:]) for name, entry in header.items()}
     return dict(sorted(tensors.items(),
                        key=lambda pair: header[pair[0]]["data_offsets"])), metadata
@@ -93,6 +100,7 @@ def write(path, tensors: dict, metadata: dict = None):
 def save_weights(path, weights: dict):
     """The weights alone, for whoever uses the trained model: what safetensors.torch.load_file gives
     goes into model.load_state_dict, and `--init` starts a run with it."""
+    Layout({name: numpy.shape(array) for name, array in weights.items()})  # or LayoutMismatch
     write(path, weights, {"format": "pt"})  # the word that loaders of PyTorch's models look for
 
 
@@ -144,6 +152,12 @@ def _below(metadata: dict, prefix: str) -> dict:
     return {key[len(prefix):]: text for key, text in metadata.items() if key.startswith(prefix)}
 
 
+def _count(metadata: dict, key: str) -> int:
+    if not (text := metadata[key]).isascii() or not text.isdigit() or len(text) > 20:
+        raise ValueError(f"{key} is no count")
+    return int(text)
+
+
 def load(path) -> State:
     """Of a checkpoint, a state file, or any safetensors file of float32, which holds weights alone.
     OSError, Malformed.  Hashes are not looked at: gradq-replay --verify does."""
@@ -162,10 +176,10 @@ def load(path) -> State:
         if any({name: array.shape for name, array in each.items()} != layout.shapes
                for each in (weights, *slots.values())):
             raise ValueError("a shape is not the layout's")
-        return State(weights, metadata["optimizer"], int(metadata["optimizer_steps"]), slots,
+        return State(weights, metadata["optimizer"], _count(metadata, "optimizer_steps"), slots,
                      {name: float(text) for name, text in _below(metadata, "scalar.").items()},
                      _below(metadata, "set."),
-                     int(metadata["version"]) if "version" in metadata else None)
+                     _count(metadata, "version") if "version" in metadata else None)
     except (KeyError, ValueError) as error:
         raise Malformed(f"{path}: no sound {metadata['format']} file: {error}") from None
 

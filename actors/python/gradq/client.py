@@ -13,6 +13,7 @@ computes: without it the newest weights would be lost behind older ones that fil
 gradients would not be sent again, and gradq-top would call the actor silent.  It takes a hundredth
 of a core.  After a fork the child must not use the client (Closed), nor closes it.
 """
+import numbers
 import os
 import threading
 import time
@@ -83,7 +84,20 @@ def _first_weights(layout, initial) -> tuple:
         return layout, None
     vector = numpy.empty(layout.count, "<f4")
     layout.join(initial, vector)
+    if not numpy.isfinite(vector).all():
+        odd = [name for name, array in layout.split(vector).items()
+               if not numpy.isfinite(array).all()]
+        raise ValueError(f"`initial` is not finite as float32 in {', '.join(odd[:5])}: a run "
+                         "begins with numbers")
     return layout, vector
+
+
+def _seconds(timeout) -> float:
+    """A time-out that ends, or that is meant not to."""
+    if not isinstance(timeout, numbers.Real) or not timeout >= 0:  # NaN is neither
+        raise ValueError(f"timeout {timeout!r}: seconds, 0 or more, are needed; math.inf waits for "
+                         "ever")
+    return float(timeout)
 
 
 class Client:
@@ -114,6 +128,7 @@ class Client:
             raise ValueError(f"window {window}: 1 to {WINDOW_MAX} gradients are allowed")
         if actor is not None and not 0 <= actor < ACTORS_MAX:
             raise ValueError(f"actor {actor}: ids go from 0 to {ACTORS_MAX - 1}")
+        timeout = _seconds(timeout)
         if not resend > 0:
             raise ValueError(f"resend {resend}: more than 0 seconds are needed")
         if encoding not in ENCODINGS:
@@ -286,8 +301,9 @@ class Client:
         The gradient's number, for wait().  Timeout: not sent, and may be committed again.
         Fenced, RunReplaced, Closed: this client can send no more.
         """
-        if not 1 <= samples < 1 << 32:
-            raise ValueError(f"samples {samples}: at least 1 is needed")
+        if not isinstance(samples, numbers.Integral) or not 1 <= samples < 1 << 32:
+            raise ValueError(f"samples {samples!r}: a whole number from 1 to {(1 << 32) - 1} is "
+                             "needed")
         with self._lock:
             link = self._usable()
             if link.building is None:
@@ -318,6 +334,8 @@ class Client:
         the weights that they led to are here.  Timeout, Fenced, RunReplaced, Closed."""
         with self._lock:
             link = self._usable()
+            if number is not None and not (isinstance(number, numbers.Integral) and number >= 1):
+                raise ValueError(f"gradient {number!r}: numbers are those that push() gave")
             if number is not None and number > self.pushed:
                 raise ValueError(f"gradient {number} was not sent yet: {self.pushed} were")
 
@@ -348,7 +366,7 @@ class Client:
             if not self._end.alive or os.getpid() != self._pid:
                 return
             link = self._link
-            wait_s = self.timeout if timeout is None else timeout
+            wait_s = self.timeout if timeout is None else _seconds(timeout)
             deadline = time.monotonic() + min(wait_s, CLOSE_S_MAX)
             try:
                 while (len(link.window) and time.monotonic() < deadline and not link.asking
@@ -368,7 +386,7 @@ class Client:
 
     def _until(self, condition, timeout, what: str, for_room=lambda: False):
         """Serve until condition(); the lock is held."""
-        link, wait_s = self._link, self.timeout if timeout is None else timeout
+        link, wait_s = self._link, self.timeout if timeout is None else _seconds(timeout)
         deadline = time.monotonic() + wait_s
         link.service(0)
         while not condition():

@@ -16,6 +16,7 @@ torch is imported only where it is needed.
 """
 import argparse
 import fnmatch
+import math
 import pickle
 import sys
 import typing
@@ -76,7 +77,18 @@ def _rule(name: str) -> Rule:
 
 def _idle(slot: str, settings: dict) -> bool:
     """Is this a momentum buffer that nobody uses?  torch has none then."""
-    return slot == "momentum_buffer" and float(settings.get("momentum", 0)) == 0
+    return slot == "momentum_buffer" and ("momentum" not in settings
+                                          or _number(settings, "momentum") == 0)
+
+
+def _number(values: dict, key: str) -> float:
+    """Of settings, or of a parameter group."""
+    if key not in values:
+        raise CannotConvert(f"{key} is missing: this is no whole optimizer's state")
+    try:
+        return float(values[key])
+    except (TypeError, ValueError):
+        raise CannotConvert(f"{key} is {values[key]!r}, and no number") from None
 
 
 # From gradq to PyTorch
@@ -88,9 +100,9 @@ def _keywords(state: State, rule: Rule) -> dict:
         if settings.get(key, word) != word:
             raise CannotConvert(f"{key}={settings[key]} of rule {state.optimizer} is nothing that "
                                 f"torch.optim.{rule.torch} can do; only {key}={word} is")
-    keywords = {key: float(settings[key]) for key in rule.numbers if key in settings}
+    keywords = {key: _number(settings, key) for key in rule.numbers if key in settings}
     if rule.betas:
-        keywords["betas"] = (float(settings["beta1"]), float(settings["beta2"]))
+        keywords["betas"] = (_number(settings, "beta1"), _number(settings, "beta2"))
     if settings.get("nesterov") == "true" and keywords.get("momentum"):
         keywords["nesterov"] = True
     return keywords
@@ -118,6 +130,9 @@ def to_torch(state: State, names=None) -> tuple:
     groups = getattr(torch.optim, rule.torch)(blank, **_keywords(state, rule)).state_dict()
     moments = {}
     slots = [slot for slot in rule.slots if not _idle(slot, state.settings)]
+    for slot in slots:
+        if slot not in state.slots:
+            raise CannotConvert(f"{slot} of rule {state.optimizer} is missing from the file")
     # Adagrad's begin with the optimizer, all others with the first step.
     if slots and (state.steps or state.optimizer == "adagrad"):
         for index, name in enumerate(names):
@@ -162,9 +177,14 @@ def _settings(groups: list, name: str, rule: Rule) -> dict:
         if group.get(key, value) != value:
             raise CannotConvert(f"{key}={group[key]}: gradq's {name} has no {key}; a plug-in of "
                                 "your own could have (docs/PLUGINS.md)")
-    settings = {key: float(group[key]) for key in rule.numbers if key in group}
+    settings = {key: _number(group, key) for key in rule.numbers if key in group}
     if rule.betas:
-        settings["beta1"], settings["beta2"] = map(float, group["betas"])
+        betas = group.get("betas")
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise CannotConvert(f"betas are {betas!r}: {rule.torch} has two; is it another "
+                                "optimizer's state?")
+        pair = dict(zip(("beta1", "beta2"), betas))
+        settings.update({key: _number(pair, key) for key in pair})
     words = {key: repr(value) for key, value in settings.items()}  # exact for a double
     if group.get("nesterov"):
         words["nesterov"] = "true"
@@ -173,15 +193,32 @@ def _settings(groups: list, name: str, rule: Rule) -> dict:
 
 def _steps(moments: dict, names: list) -> int:
     """Of all parameters alike; one that never had a gradient counts like the others."""
-    steps = {int(each["step"]) for each in moments.values() if "step" in each}
+    made = {_number(each, "step") for each in moments.values() if "step" in each}
+    if any(not math.isfinite(each) or each < 0 or each != int(each) for each in made):
+        raise CannotConvert(f"step is {sorted(made)}: a count is needed")
+    steps = {int(each) for each in made}
     if len(steps) > 1:
         raise CannotConvert(f"parameters have made {min(steps)} to {max(steps)} steps: gradq "
                             f"counts the steps of all {len(names)} together")
     return steps.pop() if steps else 0
 
 
-def _numpy(tensor) -> numpy.ndarray:
+def _numpy(tensor, what: str) -> numpy.ndarray:
+    if not hasattr(tensor, "detach"):
+        raise CannotConvert(f"{what} is {type(tensor).__name__}, and no tensor")
     return tensor.detach().to("cpu").float().numpy().copy()
+
+
+def _is_state(optimizer) -> bool:
+    """Has it the shape of an optimizer's state_dict?"""
+    if not isinstance(optimizer, dict):
+        return False
+    groups, moments = optimizer.get("param_groups"), optimizer.get("state")
+    return (isinstance(groups, list) and len(groups) > 0
+            and all(isinstance(each, dict) and isinstance(each.get("params"), list)
+                    and all(isinstance(index, int) for index in each["params"]) for each in groups)
+            and isinstance(moments, dict) and all(isinstance(each, dict)
+                                                  for each in moments.values()))
 
 
 def from_states(model: dict, optimizer: dict, name: str, names=None) -> State:
@@ -190,7 +227,11 @@ def from_states(model: dict, optimizer: dict, name: str, names=None) -> State:
     name    of the rule, which an optimizer's state_dict does not tell
     names   of the parameters, in the optimizer's order; None: all of the model's state_dict
     """
-    rule, groups = _rule(name), optimizer["param_groups"]
+    rule = _rule(name)
+    if not _is_state(optimizer):
+        raise CannotConvert("what should be the optimizer's state is none: a dict with "
+                            "\"param_groups\" and \"state\", as optimizer.state_dict() gives it")
+    groups = optimizer["param_groups"]
     names = list(model) if names is None else list(names)
     order = [index for group in groups for index in group["params"]]
     if len(order) != len(names):
@@ -199,7 +240,7 @@ def from_states(model: dict, optimizer: dict, name: str, names=None) -> State:
                             "left out (--buffer NAME)")
     settings = _settings(groups, name, rule)
     moments = {each: optimizer["state"].get(index, {}) for each, index in zip(names, order)}
-    weights = {each: _numpy(model[each]) for each in model if each in moments}
+    weights = {each: _numpy(model[each], each) for each in model if each in moments}
     steps = _steps(moments, names)
     initial = float(settings.get("initial_accumulator_value", 0))
     slots = {slot: {} for slot in rule.slots}
@@ -207,7 +248,7 @@ def from_states(model: dict, optimizer: dict, name: str, names=None) -> State:
         for each, array in weights.items():
             found = moments[each].get(slot)  # None: no gradient yet, or no momentum
             slots[slot][each] = (numpy.full_like(array, initial if slot == "sum" else 0)
-                                 if found is None else _numpy(found))
+                                 if found is None else _numpy(found, f"{slot} of {each}"))
             if slots[slot][each].shape != array.shape:
                 raise CannotConvert(f"{slot} of {each} has another shape than the parameter: the "
                                     "optimizer's state belongs to another model")
@@ -245,6 +286,8 @@ def _read_pt(path, options) -> tuple:
     import torch
     try:
         content = torch.load(path, map_location="cpu", weights_only=not options.trust)
+    except (EOFError, RuntimeError) as error:
+        raise CannotConvert(f"{path}: no .pt file, or cut off: {error}") from None
     except pickle.UnpicklingError as error:
         reason = (str(error) or "no .pt file").splitlines()[0]
         raise CannotConvert(
@@ -271,7 +314,7 @@ def _input(options) -> State:
         return load(newest(path) if path.is_dir() else path)
     model, optimizer = _read_pt(path, options)
     if options.weights_only:
-        return State({name: _numpy(each) for name, each in model.items()})
+        return State({name: _numpy(each, name) for name, each in model.items()})
     if optimizer is None or options.optimizer is None:
         raise CannotConvert("moments need \"optimizer\" in the file and --optimizer RULE here "
                             f"({', '.join(RULES)}); or take --weights-only")
@@ -317,7 +360,8 @@ def main(words=None) -> int:
     except ImportError as error:
         print(f"gradq.convert: {error}; .pt files need PyTorch", file=sys.stderr)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"gradq.convert: {error}", file=sys.stderr)
+        about = "" if options.input in str(error) else f"{options.input}: "
+        print(f"gradq.convert: {about}{error}", file=sys.stderr)
     else:
         return 0
     return 1
