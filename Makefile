@@ -99,7 +99,7 @@ run: ## install what is missing, build, train 4 actors to solve CartPole under t
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@tools/gradq up --run run --env CartPole-v1 --actors 4 --target-return 475 $(ARGS)
 
-pong: ## the same with Atari's Pong from pixels: 3 actors of 4 games, half an hour on two cores
+pong: ## the same with Atari's Pong from pixels: 3 actors of 4 games, about 20 minutes on two cores
 	@tools/setup.sh run venv
 	@$(MAKE) --no-print-directory $(JOBS) all
 	@tools/gradq up --run run-pong --env gym:ALE/Pong-v5 --env-set repeat_action_probability=0 \
