@@ -79,12 +79,14 @@ def test_a_client_brings_the_model_and_sees_each_step_whole(either):  # noqa: F8
 
 
 ACTOR = """
-import json, sys, numpy, gradq
-number, count = int(sys.argv[2]), int(sys.argv[3])
+import json, signal, sys, numpy, gradq
+number, count = int(sys.argv[2]), float(sys.argv[3])
+enough = []
+signal.signal(signal.SIGTERM, lambda *_: enough.append(True))
 generator = numpy.random.default_rng(number)
 with gradq.Client(sys.argv[1], layout={"weight": (2, 3), "bias": (2,)}, initial=numpy.zeros(8),
                   actor=number, encoding=sys.argv[4], lane=sys.argv[5], timeout=60) as client:
-    for _ in range(count):
+    while client.pushed < count and not enough:
         client.pull()
         client.push(generator.normal(size=8).astype("f4"))
     client.wait()
@@ -93,7 +95,8 @@ with gradq.Client(sys.argv[1], layout={"weight": (2, 3), "bias": (2,)}, initial=
 """
 
 
-def actors(service, start, count: int, pushes: int, encoding: str = "f32") -> list:  # noqa: F811
+def actors(service, start, count: int, pushes: float, encoding: str = "f32"):  # noqa: F811
+    """Processes of actors 0 to count - 1; pushes: of each, math.inf: until SIGTERM."""
     return [start(sys.executable, "-c", ACTOR, service.address, number, pushes, encoding,
                   LANE[-1], env=PYTHON) for number in range(count)]
 
@@ -103,17 +106,19 @@ def counted(process) -> dict:
     return json.loads(process.stdout)
 
 
-def replayed(service, count: int, pushes: int, decoded=lambda vector: vector):  # noqa: F811
-    """Weights of SGD in NumPy over the journal's order, every actor's gradients drawn again."""
-    generators = [numpy.random.default_rng(number) for number in range(count)]
-    drawn = [[decoded(generator.normal(size=8).astype("f4")) for _ in range(pushes)]
-             for generator in generators]
+def replayed(service, pushes: list, decoded=lambda vector: vector):  # noqa: F811
+    """Weights of SGD in NumPy over the journal's order, every actor's gradients drawn again.
+
+    pushes: how many each actor pushed."""
+    generators = [numpy.random.default_rng(number) for number in range(len(pushes))]
+    drawn = [[decoded(generator.normal(size=8).astype("f4")) for _ in range(count)]
+             for generator, count in zip(generators, pushes)]
     weights, came = numpy.zeros(8, "f4"), []
     for _, head in applied(service):
         came.append((head.actor, head.sequence))
         weights = weights - numpy.float32(0.125) * drawn[head.actor][head.sequence - 1]
-    assert sorted(came) == [(actor, sequence) for actor in range(count)
-                            for sequence in range(1, pushes + 1)], "each once"
+    assert sorted(came) == [(actor, sequence) for actor, count in enumerate(pushes)
+                            for sequence in range(1, count + 1)], "each once"
     return weights
 
 
@@ -147,7 +152,7 @@ def test_weights_of_many_actors_are_those_of_sgd_in_numpy_bit_for_bit(  # noqa: 
         weights = reader.pull().vector.copy()
     service.ends_with(180)
     decoded = rounded if encoding == "bf16" else lambda vector: vector
-    assert weights.tobytes() == replayed(service, 3, 60, decoded).tobytes()
+    assert weights.tobytes() == replayed(service, [60] * 3, decoded).tobytes()
 
 
 @INLINE
@@ -228,14 +233,13 @@ def test_a_gradient_of_a_wrong_shape_is_not_sent(service):  # noqa: F811
 
 def test_kills_of_broker_and_optimizer_lose_and_double_nothing(either, start):  # noqa: F811
     either.up(*SGD, "--checkpoint-interval-s", "0")
-    pushes = 400
-    running = actors(either, start, 3, pushes)
+    running = actors(either, start, 3, math.inf)
 
     def got_on(by: int):
-        before = either.stats()["optimizer"]["applied"] if either.broker.running() else 0
-        either.until(lambda s: s["optimizer"]["applied"] >= before + by
-                     or not any(each.running() for each in running), f"{by} more", 60)
-    got_on(30)
+        before = either.stats()["optimizer"]["applied"]
+        either.until(lambda s: s["optimizer"]["applied"] >= before + by, f"{by} more", 60)
+    either.until(lambda s: sum((actor["acknowledged"] or 0) > 0 for actor in s["actors"]) == 3,
+                 "all three to get on", 60)
     for _ in range(2):
         kill(either.optimizer)
         either.start_optimizer("--resume", *SGD, "--checkpoint-interval-s", "0")
@@ -244,13 +248,16 @@ def test_kills_of_broker_and_optimizer_lose_and_double_nothing(either, start):  
         either.start_broker()
         either.until(lambda s: s["optimizer"]["state"] == "alive", "the optimizer to be back")
         got_on(30)
+    for each in running:
+        each.signal(signal.SIGTERM)
     results = [counted(each) for each in running]
-    assert all((each["pushed"], each["acknowledged"], each["refused"]) == (pushes, pushes, 0)
+    assert all(each["acknowledged"] == each["pushed"] > 0 == each["refused"]
                for each in results), results
-    either.ends_with(3 * pushes)
+    pushes = [each["pushed"] for each in results]
+    either.ends_with(sum(pushes))
     tensors, meta = checkpoint(either.run, checkpoints(either.run)[-1])
     saved = numpy.concatenate([tensors[name].ravel() for name in SHAPES])
-    assert saved.tobytes() == replayed(either, 3, pushes).tobytes()
+    assert saved.tobytes() == replayed(either, pushes).tobytes()
     assert int(meta["term"]) == 3
 
 
@@ -377,19 +384,21 @@ def test_who_insists_on_shared_memory_is_told_why_there_is_none(service):  # noq
 
 def test_readers_of_weights_never_see_a_torn_version(service, start):  # noqa: F811
     """Each version has one value in all elements; the steps go on while it is read."""
-    elements, steps = 1 << 16, 300
+    elements = 1 << 16
     service.up()
     with client(service, initial={"w": numpy.zeros(elements)}) as reader:
-        pusher = service.client(elements=elements, count=steps, seed=5)
+        pusher = service.client(elements=elements, count=10**9, seed=5)
         seen = set()
 
-        def read_all():
+        def read_some():
             weights = reader.pull()
-            assert (weights.vector == weights.vector[0]).all(), "torn"
+            if (weights.vector != weights.vector[0]).any():
+                return "torn"
             seen.add(weights.version)
-            return weights.version == steps or not pusher.running()
-        wait_for(read_all, 60, "the last version")
-        assert done(pusher)["pushed"] == steps and len(seen) > 3, seen
+            return "whole" if len(seen) > 100 else None
+        assert wait_for(read_some, 60, "100 versions") == "whole"
+        pusher.signal(signal.SIGTERM)
+        assert done(pusher)["pushed"] >= 100
 
 
 def test_nothing_is_sent_that_was_not_built(service):  # noqa: F811
