@@ -169,6 +169,7 @@ options: all ## write docs/OPTIONS.md from what the programs say to --help
 
 venv: ## Python with Gymnasium, TensorBoard and matplotlib in build/venv, for gym:ID and curves
 	@tools/setup.sh venv
+	@echo "build/venv is ready; gradq-actor and tools/gradq find it by themselves"
 
 clean: ## remove build/
 	rm -rf build

@@ -43,9 +43,10 @@ PYTHON_WAIT_S = 10
 
 DEFAULTS = {
     # optimizer None: the process finds its rule in GRADQ_OPTIMIZER, an INI file, its own default.
+    # tensorboard None: where a Python has the package.
     "actors": 4, "env": "CartPole-v1", "env_set": [], "optimizer": None, "set": [], "seed": 1,
     "target_return": None, "max_steps": None, "actor": None, "address": None,
-    "broker_option": [], "optimizer_option": [], "actor_option": [], "tensorboard": True,
+    "broker_option": [], "optimizer_option": [], "actor_option": [], "tensorboard": None,
     "net": None, "metrics_listen": None,
 }
 # What `--net` brings where nothing else was said: settings that are known to learn games from

@@ -266,6 +266,15 @@ class Watch:
             self.line.end()
             print(sentence, flush=True)
 
+    def before_the_first(self):
+        """What a run without an episode waits for."""
+        actors = [actor for actor in self.stats.get("actors") or []
+                  if actor.get("state") == "alive"]
+        if not actors:
+            return "no actor has joined yet"
+        return (f"no episode has ended yet; actors that joined: {len(actors)}, gradients applied: "
+                f"{number(self.stats.get('optimizer', 'applied'))}")
+
     def report(self, record, now):
         steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.measured)
         self.reported = self.measured = now
@@ -283,6 +292,9 @@ class Watch:
             "staleness_p99": get("optimizer", "staleness_p99")}
         record.write(json.dumps(figures) + "\n")
         record.flush()
+        if self.episodes.count == 0:  # rates of nothing would not say why
+            self.line.show(f"{elapsed:6.0f} s  {self.before_the_first()}", now)
+            return
         self.line.show(
             # What matters most stands first: a narrow terminal cuts the end.
             f"{elapsed:6.0f} s  {self.episodes.steps:,} steps  "

@@ -107,8 +107,9 @@ def make(name, count, pictures, words):
         import gymnasium
     except ImportError as problem:
         raise Wrong(
-            f"{sys.executable} cannot import gymnasium ({problem}): install it there "
-            f"(pip install gymnasium), or name another interpreter with --python"
+            f"{sys.executable} cannot import gymnasium ({problem}): `make venv` makes a Python "
+            f"with it that is found by itself; or install it there (pip install gymnasium, "
+            f"for Atari ale-py, too), or name another interpreter with --python"
         ) from problem
     atari, by_life = name.startswith("ALE/"), False
     if atari:

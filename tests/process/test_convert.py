@@ -285,7 +285,7 @@ def test_the_command_converts_both_ways(run_dir, command):
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, pt)
     said = command(pt, st, "--optimizer", "adamw", "--trust")
     assert "--optimizer adamw" in said and "--set lr=0.125" in said and f"--init {st}" in said
-    command(st, run_dir / "b.pt")
+    assert command(st, run_dir / "b.pt") == f"{run_dir / 'b.pt'}: model and optimizer\n"
     back = torch.load(run_dir / "b.pt")
     assert_same_state(back["optimizer"], optimizer.state_dict())
     model.load_state_dict(back["model"])
@@ -293,7 +293,7 @@ def test_the_command_converts_both_ways(run_dir, command):
     subprocess.run([sys.executable, "-m", "gradq.convert", st, run_dir / "w.safetensors",
                     "--weights-only"], env={**os.environ, "PYTHONPATH": str(PACKAGE)}, check=True,
                    timeout=120 * SLOW)
-    command(st, run_dir / "w.pt", "--weights-only")
+    assert command(st, run_dir / "w.pt", "--weights-only") == f"{run_dir / 'w.pt'}: model\n"
     tensors, metadata = files.read(run_dir / "w.safetensors")
     assert list(tensors) == list(model.state_dict()) and metadata == {"format": "pt"}
     assert_same(tensors, weights(model), 0)

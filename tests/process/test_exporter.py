@@ -373,6 +373,8 @@ def test_up_starts_it_prints_where_and_it_comes_back_there(run):
     assert answer.returncode == 0, answer.stderr
     said = re.search(r"^metrics: http://([\d.]+):(\d+)/metrics$", answer.stdout, re.MULTILINE)
     assert said, answer.stdout
+    assert said[0] in gradq("status", run).stdout
+    assert f"metrics: {json.loads(gradq('status', run, '--json').stdout)['metrics']}" == said[0]
     place = said[1], int(said[2])
     found = samples(page_where(place, lambda s: s.get("gradq_applied_total", 0) > 0, "gradients"))
     assert found["gradq_optimizer_up"] == 1 and found['gradq_actor_up{actor="0"}'] == 1

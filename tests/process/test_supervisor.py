@@ -432,6 +432,43 @@ def test_scale_adds_and_removes_actors_and_leaves_the_others_alone(service):
     assert gone(wider["actor-3"]["pid"])
 
 
+def test_actors_that_cannot_run_are_taken_back_and_the_others_go_on(run, place):
+    build = Path(place, "build")
+    build.mkdir()
+    for program in Path(BUILD).glob("gradq-*"):
+        (build / program.name).symlink_to(program)
+    answer = up(run, "--build", build, "--detach", "--actors", "2")
+    assert answer.returncode == 0, answer.stderr
+    (build / "gradq-actor").unlink()
+    (build / "gradq-actor").write_text("#!/bin/sh\necho no such game >&2; exit 78\n")
+    (build / "gradq-actor").chmod(0o755)
+    before = processes(run)
+    answer = gradq("scale", run, "4", "--build", build)
+    assert answer.returncode == 78 and "no such game" in answer.stderr, answer
+    assert "goes on with 2 actors" in answer.stderr
+    assert processes(run) == before
+    with open(os.path.join(run, "settings.json"), encoding="utf-8") as file:
+        assert json.load(file)["actors"] == 2
+
+
+@pytest.mark.parametrize("code", [0, 78])
+def test_swap_asks_nothing_of_actors_that_have_ended(run, code):
+    answer = up(run, "--detach", "--actors", "1", "--actor",
+                f"sh -c 'until test -e {run}/go; do sleep 0.02; done; exit {code}'")
+    assert answer.returncode == 0, answer.stderr
+    Path(run, "go").touch()
+    wait_for(lambda: processes(run)["actor-0"]["state"] == "EXITED", "the actor's end")
+    answer = gradq("swap", run, "--optimizer", "sgd")
+    assert answer.returncode == 0, answer.stderr
+    assert figures(run)["optimizer"]["name"] == "sgd"
+
+
+def figures(run):
+    top = subprocess.run([os.path.join(BUILD, "gradq-top"), "--run", run, "--once", "--json"],
+                         capture_output=True, timeout=WAIT_S, check=False)
+    return json.loads(top.stdout)
+
+
 def test_swap_changes_the_rule_and_nothing_else(service):
     before = processes(service)
     answer = gradq("swap", service, "--optimizer", "sgd", "--set", "lr=0.01")
@@ -439,9 +476,7 @@ def test_swap_changes_the_rule_and_nothing_else(service):
     after = processes(service)
     assert after["optimizer"]["pid"] != before["optimizer"]["pid"]
     assert after["actor-0"]["pid"] == before["actor-0"]["pid"]
-    top = subprocess.run([os.path.join(BUILD, "gradq-top"), "--run", service, "--once", "--json"],
-                         capture_output=True, timeout=WAIT_S, check=False)
-    assert json.loads(top.stdout)["optimizer"]["name"] == "sgd"
+    assert figures(service)["optimizer"]["name"] == "sgd"
 
 
 def test_swap_and_back_goes_on_with_what_the_first_rule_remembers(service):
@@ -585,6 +620,19 @@ def test_an_actor_that_crashes_at_once_is_retried_and_then_reported(run):
     answer = up(run, "--actors", "1", "--actor", "sh -c 'echo it is broken; exit 3'")
     assert answer.returncode == 1
     assert "actor-0" in answer.stderr and "it is broken" in answer.stderr
+
+
+def test_up_says_what_it_waits_for_before_the_first_episode(run):
+    argv = [GRADQ, "up", "--run", run, "--build", BUILD, "--no-tensorboard", "--actors", "1",
+            "--actor", "sleep 600"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True,
+                          stdin=subprocess.DEVNULL) as child:
+        try:
+            assert any("no actor has joined" in line for line in child.stdout)
+        finally:
+            child.terminate()
+        rest = child.stdout.read()
+    assert "last checkpoint: none, as no actor had brought weights" in rest
 
 
 # ---- counting episodes, without processes ----

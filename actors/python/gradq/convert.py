@@ -328,8 +328,10 @@ def _output(state: State, options):
         whole = None if options.weights_only else to_torch(state)
         torch.save(model_state(state) if whole is None
                    else {"model": whole[0], "optimizer": whole[1]}, path)
+        print(f"{path}: model{'' if whole is None else ' and optimizer'}")
     elif options.weights_only:
         save_weights(path, state.weights)
+        print(f"{path}: weights")
     elif state.optimizer is None:
         raise CannotConvert(f"{options.input} holds weights alone; add --weights-only")
     else:
