@@ -25,6 +25,18 @@ log_refusal (gq_outcome_log *self, const gq_core *core, const gq_frame *frame, g
     self->unlogged = 0;
 }
 
+/* Their actor offers them again until it gives up, and the run cannot begin: once is enough. */
+static void
+log_refused_start (gq_outcome_log *self, const gq_frame *frame, gq_status reason)
+{
+    if (self->start_refused)
+        return;
+    self->start_refused = true;
+    gq_log (GQ_LOG_WARNING, "first weights refused; the run waits for others", "actor", "u",
+            (uint64_t)frame->actor, "reason", "s", gq_status_name (reason), "message", "s",
+            gq_status_text (reason), NULL);
+}
+
 void
 gq_outcome_log_add (gq_outcome_log *self, const gq_core *core, gq_outcome outcome,
                     const gq_frame *frame, gq_status reason, uint64_t now_ns)
@@ -36,6 +48,8 @@ gq_outcome_log_add (gq_outcome_log *self, const gq_core *core, gq_outcome outcom
                                         [GQ_OUTCOME_BLOCKED] = "blocked"};
     if (outcome == GQ_OUTCOME_REFUSED)
         log_refusal (self, core, frame, reason, now_ns);
+    else if (outcome == GQ_OUTCOME_IGNORED && frame->kind == GQ_KIND_INIT && !core->has_weights)
+        log_refused_start (self, frame, reason);
     else if (gq_log_on (GQ_LOG_DEBUG))
         gq_log (GQ_LOG_DEBUG, names[outcome], "actor", "u", (uint64_t)frame->actor, "epoch", "u",
                 (uint64_t)frame->epoch, "sequence", "u", frame->sequence, "from_version", "u",

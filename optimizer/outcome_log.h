@@ -10,6 +10,7 @@
 typedef struct gq_outcome_log {
     uint64_t refused_ns; /* last time that a refusal was logged */
     uint64_t unlogged;   /* refusals since */
+    bool start_refused;  /* first weights were, and that was logged */
 } gq_outcome_log;
 
 void gq_outcome_log_add (gq_outcome_log *log, const gq_core *core, gq_outcome outcome,

@@ -13,6 +13,7 @@
 #include "endpoint.h"
 #include "frame.h"
 #include "hex.h"
+#include "reduce.h"
 #include "socket.h"
 #include "stats.h"
 
@@ -311,8 +312,11 @@ gq_client_hello (gq_client *client, uint64_t deadline_ns, gq_error *error)
             gq_layout_init (&proposed, client->config.tensors, client->config.tensor_count, error);
         if (status != GQ_OK)
             return status;
+        if (client->config.initial != NULL &&
+            !gq_all_finite (client->config.initial, proposed.element_count))
+            status = gq_fail (error, GQ_NONFINITE, "the first weights hold NaN or infinity");
     }
-    if (!renew_nonce (client))
+    if (status == GQ_OK && !renew_nonce (client))
         status = gq_fail (error, GQ_IO, "the system gives no random bytes");
     if (status == GQ_OK)
         status = ask (client, &proposed, deadline_ns, error);

@@ -11,6 +11,7 @@
  */
 #include <assert.h>
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,6 +268,9 @@ check_alone (void)
     gq_tensor_shape empty = {.name = "w", .rank = 1, .shape = {0}};
     config = good, config.tensors = &empty, config.tensor_count = 1;
     failures += !refuses ("a tensor without elements", &config, GQ_INVALID, "no elements");
+    gq_tensor_shape one = {.name = "w", .rank = 1, .shape = {1}};
+    config = good, config.tensors = &one, config.tensor_count = 1, config.initial = &(float){NAN};
+    failures += !refuses ("first weights that are not finite", &config, GQ_NONFINITE, "NaN");
     config = good, config.interrupted = stopped;
     stop = 1;
     failures += !refuses ("an interrupted wait", &config, GQ_CLOSED, "interrupted");

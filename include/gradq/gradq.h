@@ -62,7 +62,7 @@ typedef struct gq_client_config {
      * bfloat16 in half the bytes.  Memory that is shared holds f32 always.  NULL: f32. */
     const char *encoding;
     /* The model.  NULL: take the layout that the run has.  Given: must equal the run's, or becomes
-     * the run's, with `initial` (f32[sum of sizes], borrowed during open) as version 0. */
+     * the run's, with `initial` (f32[sum of sizes], finite, borrowed during open) as version 0. */
     const gq_tensor_shape *tensors;
     size_t tensor_count;
     const float *initial;
@@ -100,7 +100,8 @@ typedef struct gq_client gq_client;
  *
  * GQ_OK: *client_p is open, and yours to close.  Otherwise *client_p is NULL and *error (may be
  * NULL) says what to do: GQ_UNREACHABLE (no broker answered in time), GQ_TIMEOUT (broker, but no
- * optimizer or no weights in time), GQ_LAYOUT, GQ_REFUSED, GQ_INVALID, GQ_MEMORY, GQ_CLOSED.
+ * optimizer or no weights in time), GQ_LAYOUT, GQ_NONFINITE (`initial`), GQ_REFUSED, GQ_INVALID,
+ * GQ_MEMORY, GQ_CLOSED.
  */
 GQ_CHECK gq_status gq_client_open (gq_client **client_p, const gq_client_config *config,
                                    gq_error *error);

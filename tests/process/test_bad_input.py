@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from conftest import SANITIZED, SLOW, wait_for
-from peer import (ACK, BF16, GRADIENT, GREETING, INIT, MAGIC, RAW, WEIGHTS, done, encode, greeted,
-                  opened, ready, rss, safetensors)
+from peer import (ACK, BF16, GRADIENT, GREETING, INIT, MAGIC, RAW, WEIGHTS, done, encode, events,
+                  greeted, opened, ready, rss, safetensors)
 from peer import service, tcp_service  # noqa: F401
 
 SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
@@ -195,6 +195,8 @@ def test_first_weights_that_are_not_finite_or_of_another_size_start_nothing(serv
     wire.push(numpy.zeros(8), payload_crc=1, kind=INIT, sequence=0, samples=0)
     service.until(lambda s: s["queue"]["delivered"] == 4, "all to be delivered")
     assert wire.ask(wire.hello_request())["need_weights"]
+    said = events(service.optimizer.stderr, "first weights refused; the run waits for others")
+    assert [line["reason"] for line in said] == ["nonfinite"], "once, whoever goes on offering"
     still_good(service)
 
 
