@@ -278,11 +278,13 @@ class Chaos:
         self.counts["storm"] += 1
 
     def rage(self):
+        """Disturb the run for self.seconds, and at least once in each way."""
         deadline = time.monotonic() + self.seconds
         names, weights = list(self.weights), list(self.weights.values())
-        first = [name for name in ("storm", "swap") if name in self.weights]
-        while time.monotonic() < deadline and len(self.wrong) < 5:
-            self.disturb(first.pop() if first else self.random.choices(names, weights)[0])
+        # Each once, the longest first, however few a slow machine has time for.
+        due = sorted(names, key=lambda name: (name not in ("swap", "storm"), self.random.random()))
+        while (due or time.monotonic() < deadline) and len(self.wrong) < 5:
+            self.disturb(due.pop(0) if due else self.random.choices(names, weights)[0])
             self.wait(None, self.random.uniform(0.3, 1) if self.random.random() < 0.15
                       else self.random.uniform(0.005, 0.12))
 
