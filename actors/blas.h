@@ -9,21 +9,19 @@
 #include <limits.h>
 #include <stddef.h>
 
+/* Before any product, and again without harm: one thread of this process, for cores belong to actors,
+ * one each; and how products are best made on this processor. */
+void gq_blas_begin (void);
+
+/* c (m, n) = a (m, k) b (k, n) + beta c; with CblasTrans a or b is stored transposed. */
+void gq_multiply (CBLAS_TRANSPOSE a_order, CBLAS_TRANSPOSE b_order, size_t m, size_t n, size_t k,
+                  const float *a, const float *b, float beta, float *c);
+
 static inline int
 gq_blas_dim (size_t n)
 {
     assert (n <= INT_MAX);
     return (int)n;
-}
-
-/* c (m, n) = a (m, k) b (k, n) + beta c; with CblasTrans a or b is stored transposed. */
-static inline void
-gq_multiply (CBLAS_TRANSPOSE a_order, CBLAS_TRANSPOSE b_order, size_t m, size_t n, size_t k,
-             const float *a, const float *b, float beta, float *c)
-{
-    cblas_sgemm (CblasRowMajor, a_order, b_order, gq_blas_dim (m), gq_blas_dim (n), gq_blas_dim (k),
-                 1.0f, a, gq_blas_dim (a_order == CblasNoTrans ? k : m), b,
-                 gq_blas_dim (b_order == CblasNoTrans ? n : k), beta, c, gq_blas_dim (n));
 }
 
 /* y (m) += a (m, n) x (n); with CblasTrans y (n) += x (m) a. */
@@ -39,7 +37,7 @@ gq_multiply_vector (CBLAS_TRANSPOSE order, size_t m, size_t n, const float *a, c
 static inline void
 gq_multiply_rows (size_t rows, size_t m, size_t n, const float *x, const float *a, float *y)
 {
-    if (rows == 1) /* twice as fast as a product of matrices */
+    if (rows == 1) /* twice as fast as a product of matrices, where none is small */
         gq_multiply_vector (CblasNoTrans, m, n, a, x, y);
     else
         gq_multiply (CblasNoTrans, CblasTrans, rows, m, n, x, a, 1.0f, y);

@@ -9,8 +9,8 @@
 #include "blas.h"
 
 #define SIDE 3 /* of a kernel; stride 2 and padding 1 are in the indices below */
-/* Floats of patches in one product: 512 kB, about half of a core's L2 cache. */
-#define PATCHES_TARGET 131072
+/* Floats of patches gathered before they are multiplied: 144 kB, which stay in a core's L2 cache. */
+#define PATCHES_TARGET 36864
 
 void
 gq_conv_size (gq_conv *conv, size_t channels, size_t height, size_t width, size_t filters,
@@ -45,11 +45,13 @@ void
 gq_conv_pack (gq_conv *conv, const float *weights)
 {
     const size_t channels = conv->channels;
-    float *restrict kernels = conv->kernels;
+    float *restrict kernels = conv->kernels, *restrict columns = conv->columns;
     for (size_t f = 0; f < conv->filters; f++, weights += conv->patch)
         for (size_t tap = 0; tap < GQ_CONV_TAPS; tap++)
-            for (size_t c = 0; c < channels; c++)
-                *kernels++ = weights[c * GQ_CONV_TAPS + tap];
+            for (size_t c = 0; c < channels; c++) {
+                *kernels = weights[c * GQ_CONV_TAPS + tap];
+                columns[(tap * channels + c) * conv->filters + f] = *kernels++;
+            }
 }
 
 void
@@ -103,8 +105,8 @@ gq_conv_forward (const gq_conv *conv, const gq_conv_scratch *scratch, size_t fir
         for (size_t i = 0; i < inputs; i++)
             gather (conv, conv->input + (first + done + i) * conv->padded,
                     scratch->patches + i * patches);
-        gq_multiply (CblasNoTrans, CblasTrans, inputs * conv->places, conv->filters, conv->patch,
-                     scratch->patches, conv->kernels, 0.0f, scratch->rows);
+        gq_multiply (CblasNoTrans, CblasNoTrans, inputs * conv->places, conv->filters, conv->patch,
+                     scratch->patches, conv->columns, 0.0f, scratch->rows);
         const float *rows = scratch->rows;
         for (size_t i = 0; i < inputs; i++, out += out_image)
             for (size_t y = 0; y < conv->out_height; y++, rows += row)

@@ -27,6 +27,7 @@ typedef struct gq_conv {
     size_t batch;                 /* inputs of one product */
     float *input;                 /* [slots, height + 2, width + 2, C]; its border stays zero */
     float *kernels;               /* [F, 3, 3, C] */
+    float *columns;               /* [3, 3, C, F], the same: forward is faster by these */
     float *d_kernels;             /* [F, 3, 3, C] */
     float *d_output;              /* [steps, P, F], gradient before the ELU */
 } gq_conv;
@@ -47,7 +48,7 @@ void gq_conv_size (gq_conv *conv, size_t channels, size_t height, size_t width, 
 size_t gq_conv_inside (const gq_conv *conv);
 size_t gq_conv_row (const gq_conv *conv);
 
-/* kernels = weights (F, C, 3, 3), and weights = d_kernels. */
+/* kernels, columns = weights (F, C, 3, 3), and weights = d_kernels. */
 void gq_conv_pack (gq_conv *conv, const float *weights);
 void gq_conv_unpack (const gq_conv *conv, float *d_weights);
 

@@ -4,9 +4,9 @@
  *
  * Must never do any of the jobs' work.
  */
-#include <cblas.h>
 #include <stdio.h>
 
+#include "blas.h"
 #include "jobs.h"
 #include "log.h"
 
@@ -96,8 +96,7 @@ main (int argc, char **argv)
         fprintf (stderr, "gradq-actor: %s\n", error.text);
         return gq_options_exit (status);
     }
-    /* One core per actor: the products are too small to share, and actors are many. */
-    openblas_set_num_threads (1);
+    gq_blas_begin ();
     gq_stop_on_signals ();
     int code = run (options);
     gq_options_free (&options);

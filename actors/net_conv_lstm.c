@@ -372,6 +372,7 @@ place_arrays (conv_lstm *net, float *store)
         gq_conv *conv = &net->convs[l];
         conv->input = carve (store, &used, (steps + 1) * conv->padded);
         conv->kernels = carve (store, &used, conv->filters * conv->patch);
+        conv->columns = carve (store, &used, conv->filters * conv->patch);
         conv->d_kernels = carve (store, &used, conv->filters * conv->patch);
         conv->d_output = carve (store, &used, block * conv->places * conv->filters);
         patches = larger (patches, conv->batch * conv->places * conv->patch);
@@ -503,7 +504,7 @@ conv_lstm_create (gq_net **net_p, const gq_net_config *config, gq_error *error)
         conv_lstm_destroy (&base);
         return status;
     }
-    openblas_set_num_threads (1); /* of the process: cores belong to actors, one each */
+    gq_blas_begin ();
     *net_p = base;
     return GQ_OK;
 }
