@@ -342,7 +342,9 @@ class Run:
             argv = [self.binary("exporter"), "--address", settings["endpoint"],
                     "--listen", settings["metrics_listen"]]
         elif kind == "recorder":
-            argv = [settings["recorder_python"], beside("gradq_tensorboard.py"), self.dir]
+            # It asks for these signals itself, when Python is up: a short run is recorded as well.
+            argv = ["env", "--block-signal=TERM,INT,HUP", settings["recorder_python"],
+                    beside("gradq_tensorboard.py"), self.dir]
             environment = {"OPENBLAS_NUM_THREADS": "1"}
         else:
             number, metrics = name.split("-")[1], self.path("metrics", name + ".jsonl")

@@ -202,7 +202,7 @@ def main():
     parser.add_argument("--once", action="store_true", help="write what is there and end")
     options = parser.parse_args()
     # Asked for between batches only: no row is left half written.  Before the imports, which take
-    # half a second.
+    # half a second; tools/gradq has them blocked from the first.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -438,11 +438,15 @@ def script(path, text):
 def test_without_the_packages_one_line_says_how_to_get_them_and_the_run_goes_on(run_dir):
     run = run_dir / "run"
     build, env = builds(run_dir)
-    answer = gradq(*up_words(run, "--build", build, "--max-steps", 2000), env=env)
+    words = up_words(run, "--build", build, "--max-steps", 2000)
+    answer = gradq(*words, env=env)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stderr.count("make venv") == 2  # once for TensorBoard, once for the picture
+    assert answer.stderr.count("make venv") == 1 and "no picture" in answer.stderr
     assert "▁" in answer.stdout and "episodes, " in answer.stdout
     assert not (run / "tensorboard").exists() and not (run / "summary.png").exists()
+    answer = gradq(*words, "--tensorboard", env=env)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count("make venv") == 2 and "no TensorBoard files" in answer.stderr
 
 
 @pytest.mark.parametrize("code", [3, 78])
@@ -455,6 +459,19 @@ def test_a_recorder_that_fails_ends_no_run(run_dir, code):
     assert answer.returncode == 0, answer.stderr
     assert "done: " in answer.stdout
     assert "failed" in (run / "log/recorder.out").read_text()
+
+
+def test_a_run_that_ends_before_the_recorder_is_up_is_recorded(tensorboard, run_dir):
+    run = run_dir / "run"
+    build, env = builds(run_dir)
+    # A Python that starts only when the actor has been told to end.
+    script(run_dir / "path/python3", f'test "$1" = -c && exit 0\n'
+           f'until grep -q stopped {run}/log/actor-0.jsonl; do :; done\n'
+           f'exec {tensorboard} "$@"')
+    answer = gradq(*up_words(run, "--build", build, "--max-steps", 500), env=env)
+    assert answer.returncode == 0, answer.stderr
+    assert state(run).get("life") == 1
+    check_run(tensorboard, run)
 
 
 def test_no_tensorboard_switches_it_off_and_resume_remembers(tensorboard, run_dir):
