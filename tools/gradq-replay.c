@@ -265,7 +265,8 @@ cut (replay *self, gq_error *error)
     return GQ_OK;
 }
 
-/* The version asked for, or the last one; what there is to say about the journal. */
+/* The version asked for, or the last one; what there is to say about the journal.  With --cut, once
+ * more behind each cut, which only ever makes it shorter. */
 static gq_status
 show (replay *self, gq_error *error)
 {
@@ -287,9 +288,10 @@ show (replay *self, gq_error *error)
         fprintf (stderr, "gradq-replay: %s\n",
                  unmade ? "the last record names a gradient that is gone" : error->text);
         status = cut (self, error);
-        if (status == GQ_OK)
-            return gq_fail (error, GQ_CHECKSUM,
-                            "the damaged end is cut off; run gradq-replay again");
+        if (status == GQ_OK) {
+            leave (self);
+            return show (self, error); /* what is left */
+        }
     }
     if (status != GQ_OK)
         return status;
