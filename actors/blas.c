@@ -8,13 +8,16 @@
  */
 #include "blas.h"
 
-#include <stdbool.h>
-#include <string.h>
+#include <strings.h>
 
 /* OpenBLAS holds a product of up to so many multiplications to be small, ... */
 #define SMALL_MAX 1000000
-/* ... and where only the second factor is stored transposed, one of up to so many elements. */
+/* ... and where only the second factor is stored transposed, one of up to so many elements that are
+ * sums of at least so many products. */
 #define SMALL_RESULT_MAX 1200
+#define SMALL_SUM_MIN    32
+/* More calls than shorter pieces would make are not worth it. */
+#define PIECE_MIN 8
 /* With a shortest side longer than this, packing is worth it. */
 #define THIN_MAX 48
 
@@ -24,17 +27,24 @@ typedef struct product {
     size_t a_row, b_row, c_row; /* floats from one stored row to the next */
 } product;
 
-static bool has_small; /* set by gq_blas_begin alone */
+static bool cuts;
+
+void
+gq_blas_cut (bool thin)
+{
+    cuts = thin;
+}
 
 void
 gq_blas_begin (void)
 {
-    static const char *const cores[] = {"SkylakeX", "Cooperlake", "Sapphirerapids"};
+    static const char *const cores[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
     const char *core = openblas_get_corename ();
+    bool has_small = false;
     openblas_set_num_threads (1);
     for (size_t i = 0; i < sizeof cores / sizeof cores[0]; i++)
-        if (strcmp (core, cores[i]) == 0)
-            has_small = true;
+        has_small = has_small || strcasecmp (core, cores[i]) == 0;
+    gq_blas_cut (has_small);
 }
 
 static size_t
@@ -61,12 +71,12 @@ longest (product *p)
 static size_t
 piece_of (const product *p, size_t side)
 {
-    if (smaller (p->k, smaller (p->m, p->n)) > THIN_MAX)
+    if (smaller (p->k, smaller (p->m, p->n)) > THIN_MAX || (is_dot (p) && p->k < SMALL_SUM_MIN))
         return side;
     size_t piece = SMALL_MAX / (p->m * p->n * p->k / side);
     if (is_dot (p))
         piece = smaller (piece, SMALL_RESULT_MAX / (p->m * p->n / side));
-    if (piece == 0 || piece >= side)
+    if (piece < PIECE_MIN || piece >= side)
         return side;
     size_t pieces = (side + piece - 1) / piece;
     return (side + pieces - 1) / pieces;
@@ -88,7 +98,7 @@ gq_multiply (CBLAS_TRANSPOSE a_order, CBLAS_TRANSPOSE b_order, size_t m, size_t 
     product p = {.a_order = a_order, .b_order = b_order, .m = m, .n = n, .k = k};
     p.a_row = a_plain ? k : m, p.b_row = b_plain ? n : k, p.c_row = n;
     size_t *side = longest (&p);
-    const size_t whole = *side, piece = has_small ? piece_of (&p, whole) : whole;
+    const size_t whole = *side, piece = cuts ? piece_of (&p, whole) : whole;
     /* From one element of that side to the next, in each matrix. */
     const size_t a_step = side == &p.n ? 0 : a_plain == (side == &p.m) ? p.a_row : 1;
     const size_t b_step = side == &p.m ? 0 : b_plain == (side == &p.k) ? p.b_row : 1;

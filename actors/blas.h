@@ -7,11 +7,15 @@
 #include <assert.h>
 #include <cblas.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Before any product, and again without harm: one thread of this process, for cores belong to actors,
  * one each; and how products are best made on this processor. */
 void gq_blas_begin (void);
+
+/* What begin has found out, otherwise: are thin products made in pieces?  For tests. */
+void gq_blas_cut (bool thin);
 
 /* c (m, n) = a (m, k) b (k, n) + beta c; with CblasTrans a or b is stored transposed. */
 void gq_multiply (CBLAS_TRANSPOSE a_order, CBLAS_TRANSPOSE b_order, size_t m, size_t n, size_t k,

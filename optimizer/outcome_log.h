@@ -10,7 +10,10 @@
 typedef struct gq_outcome_log {
     uint64_t refused_ns; /* last time that a refusal was logged */
     uint64_t unlogged;   /* refusals since */
-    bool start_refused;  /* first weights were, and that was logged */
+    /* First weights that were refused, and logged last. */
+    uint64_t start_refused_ns;
+    uint32_t start_actor;
+    gq_status start_reason; /* GQ_OK: none were */
 } gq_outcome_log;
 
 void gq_outcome_log_add (gq_outcome_log *log, const gq_core *core, gq_outcome outcome,

@@ -29,7 +29,8 @@ typedef struct replay {
     char checkpoints[PATH_MAX];
     char lane_directory[PATH_MAX]; /* "": what lies in shared memory is not looked at */
     bool numbers_only;
-    int lock_fd; /* of the run directory, to cut; -1: an optimizer may be at work */
+    uint64_t cut_lsn; /* of the last record before the latest cut; UINT64_MAX: none was made */
+    int lock_fd;      /* of the run directory, to cut; -1: an optimizer may be at work */
     uint8_t run[GQ_RUN_ID_BYTES];
     gq_disk *disk;
     gq_core core;
@@ -266,7 +267,7 @@ cut (replay *self, gq_error *error)
 }
 
 /* The version asked for, or the last one; what there is to say about the journal.  With --cut, once
- * more behind each cut, which only ever makes it shorter. */
+ * more behind each cut, which must have made it shorter. */
 static gq_status
 show (replay *self, gq_error *error)
 {
@@ -284,9 +285,10 @@ show (replay *self, gq_error *error)
                         "checkpoints (--journal keep keeps all)",
                         until, self->core.version);
     if ((status == GQ_MALFORMED || (status == GQ_NOTFOUND && self->recovery.lost) || unmade) &&
-        self->lock_fd >= 0) {
+        self->lock_fd >= 0 && end->segment[0] != '\0' && end->lsn < self->cut_lsn) {
         fprintf (stderr, "gradq-replay: %s\n",
                  unmade ? "the last record names a gradient that is gone" : error->text);
+        self->cut_lsn = end->lsn;
         status = cut (self, error);
         if (status == GQ_OK) {
             leave (self);
@@ -324,6 +326,7 @@ run (const gq_options *options)
     if (self == NULL)
         return GQ_EXIT_FAILED;
     self->options = options;
+    self->cut_lsn = UINT64_MAX;
     self->lock_fd = -1;
     gq_status status = open_directory (self, &error);
     int code = status == GQ_INVALID    ? GQ_EXIT_USAGE

@@ -166,11 +166,19 @@ class Supervisor:
     def signal(self, name, word):
         self.call("supervisor.signalProcess", name, word)
 
+    def forget(self, names):
+        """What crashed before is of another program or another setting."""
+        self.read_log()
+        for name in names:
+            self.crashes.pop(name, None)
+
     def begin(self, name):
+        self.forget([name])
         self.call("supervisor.startProcess", name, False)
 
     def add(self, names):
         """Take in new program files; supervisord starts them."""
+        self.forget(names)
         self.call("supervisor.reloadConfig")
         for name in names:
             self.call("supervisor.addProcessGroup", name)

@@ -268,12 +268,12 @@ class Watch:
 
     def before_the_first(self):
         """What a run without an episode waits for."""
-        actors = [actor for actor in self.stats.get("actors") or []
-                  if actor.get("state") == "alive"]
-        if not actors:
-            return "no actor has joined yet"
-        return (f"no episode has ended yet; actors that joined: {len(actors)}, gradients applied: "
-                f"{number(self.stats.get('optimizer', 'applied'))}")
+        actors = self.stats.get("actors")
+        if actors is None:
+            return "no figures yet"
+        alive = sum(actor.get("state") == "alive" for actor in actors)
+        return ("no actor has joined yet" if alive == 0 else
+                f"no episode has ended yet ({alive} actor{'' if alive == 1 else 's'})")
 
     def report(self, record, now):
         steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.measured)
@@ -292,14 +292,12 @@ class Watch:
             "staleness_p99": get("optimizer", "staleness_p99")}
         record.write(json.dumps(figures) + "\n")
         record.flush()
-        if self.episodes.count == 0:  # rates of nothing would not say why
-            self.line.show(f"{elapsed:6.0f} s  {self.before_the_first()}", now)
-            return
+        # What matters most stands first: a narrow terminal cuts the end.
         self.line.show(
-            # What matters most stands first: a narrow terminal cuts the end.
-            f"{elapsed:6.0f} s  {self.episodes.steps:,} steps  "
-            f"return {number(mean, '{:.1f}')} ({min(self.episodes.count, WINDOW)} episodes)  "
-            f"{steps_per_s:,.0f} steps/s  "
+            f"{elapsed:6.0f} s  " + (self.before_the_first() if self.episodes.count == 0 else
+                                     f"{self.episodes.steps:,} steps  return {mean:.1f} "
+                                     f"({min(self.episodes.count, WINDOW)} episodes)  "
+                                     f"{steps_per_s:,.0f} steps/s") + "  "
             f"{number(figures['gradients_per_s'])} gradients/s  "
             f"depth {number(figures['depth'])}/{number(figures['capacity'])}  "
             f"staleness {number(figures['staleness_p50'])}/{number(figures['staleness_p99'])}", now)

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from conftest import BUILD, wait_for
-from peer import LAYOUT, Frame, checkpoint, checkpoints, events, kill
+from peer import LAYOUT, Frame, checkpoint, checkpoints, done, events, kill
 from peer import service  # noqa: F401
 
 SEED = int(os.environ.get("SEED") or random.randrange(1, 1 << 20))
@@ -137,6 +137,19 @@ def test_without_its_state_it_says_what_is_lost_and_cut_goes_back(service, run_d
     assert cut.stdout.splitlines()[-1] == service.replay().splitlines()[-1]
     service.start_optimizer("--resume", *WORDS)
     assert service.stats()["optimizer"]["version"] == saved
+
+
+def test_a_journal_whose_beginning_is_gone_is_not_cut(service):
+    service.up(*WORDS[:-2], "--checkpoint-interval-s", "0", "--journal", "keep")
+    done(service.client(count=20, seed=SEED))
+    kill(service.optimizer)
+    first, *_ = sorted((service.run / "journal").iterdir())
+    data = bytearray(first.read_bytes())
+    data[0] ^= 1
+    first.write_bytes(data)
+    cut = service.start("gradq-replay", "--run", service.run, "--cut")
+    assert cut.wait() == 1 and first.name in cut.stderr, cut.report()
+    assert "cut " not in cut.stdout and first.read_bytes() == data
 
 
 @pytest.mark.parametrize("lane", ["auto", "inline"])
