@@ -2,9 +2,9 @@
  * Products of matrices, thin ones in pieces.  Step 0 of a gradient's path.
  *
  * OpenBLAS copies both factors into packed blocks before it multiplies.  With 32 filters or 8 games
- * that costs about as much as the product.  For AVX-512 it also has kernels that pack nothing, which
- * it takes for small products (OpenBLAS 0.3.21, kernel/x86_64/sgemm_small_kernel_permit_skylakex.c);
- * a thin product is cut into such.  docs/PERFORMANCE.md has what that brings.
+ * that costs about as much as the product.  For AVX-512 it also has kernels that pack nothing, and
+ * takes them for small products (0.3.21, kernel/x86_64/sgemm_small_kernel_permit_skylakex.c); a
+ * thin product is cut into such.  docs/PERFORMANCE.md has what that brings.
  */
 #include "blas.h"
 

@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Before any product, and again without harm: one thread of this process, for cores belong to actors,
- * one each; and how products are best made on this processor. */
+/* Before any product, and again without harm: one thread of this process, for cores belong to
+ * actors, one each; and how products are best made on this processor. */
 void gq_blas_begin (void);
 
 /* What begin has found out, otherwise: are thin products made in pieces?  For tests. */

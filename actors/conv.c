@@ -9,7 +9,7 @@
 #include "blas.h"
 
 #define SIDE 3 /* of a kernel; stride 2 and padding 1 are in the indices below */
-/* Floats of patches gathered before they are multiplied: 144 kB, which stay in a core's L2 cache. */
+/* Floats of patches gathered before they are multiplied: 144 kB stay in a core's L2 cache. */
 #define PATCHES_TARGET 36864
 
 void

@@ -66,7 +66,7 @@ check (CBLAS_TRANSPOSE a_order, CBLAS_TRANSPOSE b_order, shape s, float beta)
 
 Test (blas, products_of_every_shape_and_order_are_those_of_the_definition)
 {
-    /* Whole ones; and each side in turn so long that it is cut, into pieces that do not divide it. */
+    /* Whole ones; and each side in turn so long that it is cut, into pieces unlike the last. */
     static const shape shapes[] = {{1, 1, 1},     {3, 5, 7},     {64, 64, 300},  {37, 32, 288},
                                    {38, 32, 33},  {509, 32, 72}, {4, 1021, 72},  {8, 1021, 257},
                                    {509, 72, 32}, {32, 72, 997}, {8, 256, 1021}, {441, 32, 9},
