@@ -464,10 +464,15 @@ def test_a_recorder_that_fails_ends_no_run(run_dir, code):
 def test_a_run_that_ends_before_the_recorder_is_up_is_recorded(tensorboard, run_dir):
     run = run_dir / "run"
     build, env = builds(run_dir)
-    # A Python that starts only when the actor has been told to end.
-    script(run_dir / "path/python3", f'test "$1" = -c && exit 0\n'
-           f'until grep -q stopped {run}/log/actor-0.jsonl; do :; done\n'
-           f'exec {tensorboard} "$@"')
+    # A Python that is up only when the actor has ended.  No shell: dash takes every signal again.
+    log = run / "log/actor-0.jsonl"
+    (run_dir / "path/python3").write_text(
+        "#!/usr/bin/python3\nimport os, pathlib, sys, time\n"
+        f"log, real = pathlib.Path({str(log)!r}), {tensorboard!r}\n"
+        "if sys.argv[1] != '-c':\n"
+        "    while not log.exists() or 'stopped' not in log.read_text():\n"
+        "        time.sleep(0.01)\n"
+        "    os.execv(real, [real, *sys.argv[1:]])\n")
     answer = gradq(*up_words(run, "--build", build, "--max-steps", 500), env=env)
     assert answer.returncode == 0, answer.stderr
     assert state(run).get("life") == 1
