@@ -84,6 +84,10 @@ def say(text):
     print(text, flush=True)
 
 
+def actors_said(number):
+    return f"{number} actor{'' if number == 1 else 's'}"
+
+
 def kind_of(name):
     """actor-3 -> actor"""
     return name.split("-")[0]

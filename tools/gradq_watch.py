@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from gradq_run import EXIT_FAILED, SIDE_KINDS, kind_of
+from gradq_run import EXIT_FAILED, SIDE_KINDS, actors_said, kind_of
 from gradq_super import CRASHES_MAX, Gone
 
 WINDOW = 100  # episodes whose mean return counts: Gymnasium's measure for CartPole
@@ -273,7 +273,7 @@ class Watch:
             return "no figures yet"
         alive = sum(actor.get("state") == "alive" for actor in actors)
         return ("no actor has joined yet" if alive == 0 else
-                f"no episode has ended yet ({alive} actor{'' if alive == 1 else 's'})")
+                f"no episode has ended yet ({actors_said(alive)})")
 
     def report(self, record, now):
         steps_per_s = (self.episodes.steps - self.steps_before) / (now - self.measured)

@@ -242,10 +242,16 @@ def test_a_killed_service_comes_back_and_gradients_flow_again(service, name):
     wait_for(lambda: (applied(service) or 0) > low, "gradients applied after the restart")
 
 
-def applied(run):
+def figures(run):
+    """What gradq-top says; None while no broker answers."""
     answer = subprocess.run([os.path.join(BUILD, "gradq-top"), "--run", run, "--once", "--json"],
                             capture_output=True, timeout=WAIT_S, check=False)
-    return json.loads(answer.stdout)["optimizer"]["applied"] if answer.returncode == 0 else None
+    return json.loads(answer.stdout) if answer.returncode == 0 else None
+
+
+def applied(run):
+    found = figures(run)
+    return found and found["optimizer"]["applied"]
 
 
 def test_a_process_killed_again_and_again_is_never_held_to_be_broken(service):
@@ -466,12 +472,6 @@ def test_swap_asks_nothing_of_actors_that_have_ended(run, code):
     answer = gradq("swap", run, "--optimizer", "sgd")
     assert answer.returncode == 0, answer.stderr
     assert figures(run)["optimizer"]["name"] == "sgd"
-
-
-def figures(run):
-    top = subprocess.run([os.path.join(BUILD, "gradq-top"), "--run", run, "--once", "--json"],
-                         capture_output=True, timeout=WAIT_S, check=False)
-    return json.loads(top.stdout)
 
 
 def test_swap_changes_the_rule_and_nothing_else(service):
