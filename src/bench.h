@@ -94,6 +94,14 @@ typedef struct gq_bench_echo {
 GQ_CHECK gq_status gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes,
                                        const gq_bench_point *point, gq_error *error);
 
+/*
+ * The same with messages as large as the point's frames, where the one that turns them round makes a
+ * step of the bare rule of each, and the weights behind it go back: what a loop without checks,
+ * journal and numbers could do at most.  Statuses as gq_bench_hops and gq_rule_load.
+ */
+GQ_CHECK gq_status gq_bench_rule_round_rate (gq_bench_echo *echo, const gq_bench_point *point,
+                                             gq_error *error);
+
 /* A broker and an optimizer of our own, in a directory of their own. */
 typedef struct gq_bench_service {
     char directory[64];
@@ -169,6 +177,7 @@ typedef struct gq_bench_limits {
     gq_bench_echo small;            /* a small message, one on the way */
     gq_bench_echo echo;             /* small messages, as many on the way as in the loop */
     gq_bench_echo round;            /* messages as large as f32 gradients, as many on the way */
+    gq_bench_echo rule_round;       /* the same, with a step of the rule where they turn */
     double one_hop_per_s, two_hops_per_s, tight_hops_per_s; /* one way; --json only */
 } gq_bench_limits;
 

@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "bench_zmq.h"
+#include "gradq/protocol.h"
+#include "plugin.h"
 
 /* Roomy high-water mark: ZeroMQ's default, and what all of them may hold in memory. */
 #define ROOMY_MESSAGES 1000
@@ -127,12 +129,72 @@ gq_bench_hops (double *per_s, uint64_t bytes, unsigned hops, gq_bench_buffers bu
     return status;
 }
 
+/* Who turns messages round by a step of the rule. */
+typedef struct stepper {
+    gq_rule *rule;
+    zmq_msg_t current; /* the newest weights, as they were sent */
+    float *aligned;    /* f32[params], for small messages that lie unaligned */
+} stepper;
+
+static void
+free_block (void *data, void *hint)
+{
+    (void)hint;
+    free (data);
+}
+
+/* Its vector is aligned as plug-ins are promised.  false: out of memory. */
+static bool
+make_weights (zmq_msg_t *message, uint64_t bytes)
+{
+    void *block = aligned_alloc (64, (size_t)(bytes + 63) / 64 * 64);
+    if (block != NULL && zmq_msg_init_data (message, block, (size_t)bytes, free_block, NULL) == 0)
+        return true;
+    free (block);
+    return false;
+}
+
+static float *
+vector_of (zmq_msg_t *message)
+{
+    return (float *)(void *)((uint8_t *)zmq_msg_data (message) + GQ_FRAME_HEADER_BYTES);
+}
+
+/* What came is a gradient; what goes back are the weights behind its step. */
+static void
+step_all (gq_station *at)
+{
+    stepper *self = at->shared->turn;
+    const size_t vector_bytes = (size_t)at->shared->bytes - GQ_FRAME_HEADER_BYTES;
+    zmq_msg_t message;
+    zmq_msg_t next;
+    zmq_msg_init (&message);
+    while (!atomic_load (&at->shared->stop)) {
+        if (zmq_msg_recv (&message, at->pull, 0) < 0)
+            continue;
+        if (!make_weights (&next, at->shared->bytes)) {
+            atomic_store (&at->shared->failed, true);
+            break;
+        }
+        const float *gradient = vector_of (&message);
+        if ((uintptr_t)gradient % _Alignof(float) != 0)
+            gradient = memcpy (self->aligned, gradient, vector_bytes);
+        memcpy (zmq_msg_data (&next), zmq_msg_data (&message), GQ_FRAME_HEADER_BYTES);
+        gq_rule_step (self->rule, vector_of (&self->current), vector_of (&next), gradient, 1);
+        (void)zmq_msg_copy (&self->current, &next);
+        while (zmq_msg_send (&next, at->push[0], 0) < 0 && !atomic_load (&at->shared->stop))
+            continue;
+        zmq_msg_close (&next);
+    }
+    zmq_msg_close (&message);
+}
+
 /* actors -> out -> turn -> back -> the actor that it came from */
 static bool
 open_echo (gq_raw *raw)
 {
     gq_station *out = gq_raw_add (raw, forward_all, true);
-    gq_station *turn = gq_raw_add (raw, forward_all, true);
+    gq_station *turn = gq_raw_add (raw, raw->turn == NULL ? forward_all : step_all, true);
     gq_station *back = gq_raw_add (raw, forward_all, true);
     bool opened = out != NULL && turn != NULL && back != NULL && gq_raw_connect (out, turn) &&
                   gq_raw_connect (turn, back);
@@ -145,9 +207,9 @@ open_echo (gq_raw *raw)
     return opened;
 }
 
-gq_status
-gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes, const gq_bench_point *point,
-                    gq_error *error)
+static gq_status
+echo_rate (gq_bench_echo *echo, uint64_t bytes, stepper *turn, const gq_bench_point *point,
+           gq_error *error)
 {
     gq_raw *raw = NULL;
     /* The window bounds what waits, in messages and so in memory. */
@@ -156,6 +218,7 @@ gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes, const gq_bench_point *p
     gq_status status = gq_raw_new (&raw, bytes, hwm, 0, point, error);
     if (status != GQ_OK)
         return status;
+    raw->turn = turn;
     status = open_echo (raw) ? gq_raw_measure (raw, point->actors, &echo->per_s, error)
                              : cannot_open (error);
     if (status == GQ_OK) {
@@ -168,5 +231,40 @@ gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes, const gq_bench_point *p
         echo->p99_us = (double)gq_histogram_quantile (&all, 0.99) / 1e3;
     }
     gq_raw_free (&raw);
+    return status;
+}
+
+gq_status
+gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes, const gq_bench_point *point,
+                    gq_error *error)
+{
+    return echo_rate (echo, bytes, NULL, point, error);
+}
+
+gq_status
+gq_bench_rule_round_rate (gq_bench_echo *echo, const gq_bench_point *point, gq_error *error)
+{
+    const uint64_t vector_bytes = point->params * sizeof (float);
+    const uint64_t bytes = GQ_FRAME_HEADER_BYTES + vector_bytes;
+    stepper turn = {.rule = NULL};
+    gq_error warning = {""};
+    zmq_msg_init (&turn.current);
+    gq_status status = gq_rule_load (&turn.rule, point->optimizer, point->plugins, point->sets,
+                                     point->set_count, point->cpu, &warning, error);
+    if (status == GQ_OK) {
+        turn.aligned = malloc ((size_t)vector_bytes);
+        if (turn.aligned == NULL || !make_weights (&turn.current, bytes) ||
+            gq_rule_reset (turn.rule, point->params) != GQ_OK)
+            status =
+                gq_fail (error, GQ_MEMORY, "out of memory for an update rule on %llu parameters",
+                         (unsigned long long)point->params);
+        else
+            memset (zmq_msg_data (&turn.current), 0, (size_t)bytes);
+    }
+    if (status == GQ_OK)
+        status = echo_rate (echo, bytes, &turn, point, error);
+    zmq_msg_close (&turn.current);
+    free (turn.aligned);
+    gq_rule_free (&turn.rule);
     return status;
 }

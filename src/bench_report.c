@@ -32,17 +32,18 @@ gq_bench_print_head (const gq_bench_machine *machine, const gq_bench_limits *lim
     printf (
         "\n# loop_per_s: gradients pushed, applied, acknowledged and their weights seen; ratio: "
         "to the bare kernel_per_s; ratio_2hop: to zmq_round_per_s, raw ZeroMQ moving the same "
-        "bytes; zmq_echo_per_s: %d bytes out and back\n",
+        "bytes; ratio_rule: to zmq_rule_per_s, the same with the bare rule where they turn; "
+        "zmq_echo_per_s: %d bytes out and back\n",
         GQ_FRAME_HEADER_BYTES + GQ_ACK_BYTES);
 }
 
 void
 gq_bench_print_names (void)
 {
-    printf (POINT_NAMES "%10s %10s %12s %6s %15s %10s %14s %9s %9s %13s %7s\n", "params", "actors",
-            "window", "lane", "journal", "loop_per_s", "no_journal", "kernel_per_s", "ratio",
-            "zmq_round_per_s", "ratio_2hop", "zmq_echo_per_s", "p50_us", "p99_us", "slowest_share",
-            "rss_mb");
+    printf (POINT_NAMES "%10s %10s %12s %6s %15s %10s %14s %10s %14s %9s %9s %13s %7s\n", "params",
+            "actors", "window", "lane", "journal", "loop_per_s", "no_journal", "kernel_per_s",
+            "ratio", "zmq_round_per_s", "ratio_2hop", "zmq_rule_per_s", "ratio_rule",
+            "zmq_echo_per_s", "p50_us", "p99_us", "slowest_share", "rss_mb");
 }
 
 static double
@@ -55,13 +56,14 @@ void
 gq_bench_print_row (const gq_bench_point *point, const gq_bench_limits *limits,
                     const gq_bench_loop *loop, const gq_bench_loop *unjournaled)
 {
-    printf (POINT_VALUES "%10.1f %10.1f %12.1f %6.3f %15.1f %10.3f %14.1f %9.1f %9.1f %13.2f "
-                         "%7.1f\n",
-            (unsigned long long)point->params, point->actors, point->window, loop->lane,
-            point->journal, loop->per_s, unjournaled->per_s, limits->kernel.per_s,
-            loop->per_s / limits->kernel.per_s, limits->round.per_s,
-            loop->per_s / limits->round.per_s, limits->echo.per_s, loop->p50_us, loop->p99_us,
-            loop->slowest_share, rss_mb (loop));
+    printf (
+        POINT_VALUES "%10.1f %10.1f %12.1f %6.3f %15.1f %10.3f %14.1f %10.3f %14.1f %9.1f %9.1f "
+                     "%13.2f %7.1f\n",
+        (unsigned long long)point->params, point->actors, point->window, loop->lane, point->journal,
+        loop->per_s, unjournaled->per_s, limits->kernel.per_s, loop->per_s / limits->kernel.per_s,
+        limits->round.per_s, loop->per_s / limits->round.per_s, limits->rule_round.per_s,
+        loop->per_s / limits->rule_round.per_s, limits->echo.per_s, loop->p50_us, loop->p99_us,
+        loop->slowest_share, rss_mb (loop));
 }
 
 /* What tells one point from another. */
@@ -93,26 +95,26 @@ static json_t *
 limits_json (const gq_bench_limits *limits)
 {
     return json_pack (
-        "{s:f, s:f, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "kernel_per_s",
-        limits->kernel.per_s, "kernel_best_per_s", limits->kernel.best_per_s, "cpu",
+        "{s:f, s:f, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+        "kernel_per_s", limits->kernel.per_s, "kernel_best_per_s", limits->kernel.best_per_s, "cpu",
         limits->kernel.cpu, "kernel_gb_per_s", limits->kernel.bytes_per_s / GB, "triad_gb_per_s",
         limits->triad_bytes_per_s / GB, "triad_cache_gb_per_s",
         limits->triad_cache_bytes_per_s / GB, "zmq_round_per_s", limits->round.per_s,
-        "zmq_round_p50_us", limits->round.p50_us, "zmq_echo_per_s", limits->echo.per_s,
-        "zmq_echo_p50_us", limits->echo.p50_us, "zmq_small_p50_us", limits->small.p50_us,
-        "zmq_1hop_per_s", limits->one_hop_per_s, "zmq_2hop_per_s", limits->two_hops_per_s,
-        "zmq_2hop_tight_per_s", limits->tight_hops_per_s);
+        "zmq_round_p50_us", limits->round.p50_us, "zmq_rule_per_s", limits->rule_round.per_s,
+        "zmq_echo_per_s", limits->echo.per_s, "zmq_echo_p50_us", limits->echo.p50_us,
+        "zmq_small_p50_us", limits->small.p50_us, "zmq_1hop_per_s", limits->one_hop_per_s,
+        "zmq_2hop_per_s", limits->two_hops_per_s, "zmq_2hop_tight_per_s", limits->tight_hops_per_s);
 }
 
 static json_t *
 ratios_json (const gq_bench_limits *limits, const gq_bench_loop *loop,
              const gq_bench_loop *unjournaled)
 {
-    return json_pack ("{s:f, s:f, s:f, s:f, s:f}", "ratio", loop->per_s / limits->kernel.per_s,
-                      "ratio_2hop", loop->per_s / limits->round.per_s, "ratio_echo",
-                      loop->per_s / limits->echo.per_s, "ratio_2hop_one_way",
-                      loop->per_s / limits->two_hops_per_s, "journal_ratio",
-                      loop->per_s / unjournaled->per_s);
+    return json_pack (
+        "{s:f, s:f, s:f, s:f, s:f, s:f}", "ratio", loop->per_s / limits->kernel.per_s, "ratio_2hop",
+        loop->per_s / limits->round.per_s, "ratio_rule", loop->per_s / limits->rule_round.per_s,
+        "ratio_echo", loop->per_s / limits->echo.per_s, "ratio_2hop_one_way",
+        loop->per_s / limits->two_hops_per_s, "journal_ratio", loop->per_s / unjournaled->per_s);
 }
 
 /* Print *row and free it. */

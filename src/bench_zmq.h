@@ -40,6 +40,7 @@ struct gq_raw {
     uint64_t bytes;     /* of a message */
     int hwm, buffer_bytes;
     float *vector; /* f32[GQ_BENCH_PIECE], what messages are made of */
+    void *turn;    /* of who turns messages round, borrowed; NULL: they go back as they came */
     atomic_bool stop, failed;
     /* The measurement: from start_ns (0: not begun) to end_ns (0: not over). */
     atomic_uint ready; /* stations that had a first message */

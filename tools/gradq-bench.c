@@ -238,6 +238,8 @@ measure_transport (bench *self, gq_bench_echo *small, gq_error *error)
     limits->echo = *small;
     if (status == GQ_OK)
         status = gq_bench_echo_rate (&limits->round, bytes, point, error);
+    if (status == GQ_OK)
+        status = gq_bench_rule_round_rate (&limits->rule_round, point, error);
     if (!self->json)
         return status;
     if (status == GQ_OK)

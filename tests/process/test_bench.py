@@ -19,8 +19,8 @@ QUICK = ["--seconds", "0.1", "--params", "1000", "--lane", "inline"]
 SLOW_LOOP = ["--seconds", "1", "--params", "1000", "--actors", "2", "--lane", "inline"]
 RUN_S = 100
 COLUMNS = ["params", "actors", "window", "lane", "journal", "loop_per_s", "no_journal",
-           "kernel_per_s", "ratio", "zmq_round_per_s", "ratio_2hop", "zmq_echo_per_s", "p50_us",
-           "p99_us", "slowest_share", "rss_mb"]
+           "kernel_per_s", "ratio", "zmq_round_per_s", "ratio_2hop", "zmq_rule_per_s", "ratio_rule",
+           "zmq_echo_per_s", "p50_us", "p99_us", "slowest_share", "rss_mb"]
 # Printed with three digits after the point.
 HALF_A_DIGIT = 0.0005
 
@@ -82,16 +82,17 @@ def test_a_json_line_a_point_whose_ratios_follow_from_its_rates(start):
         assert row["optimizer"] == "lion" and row["cores"] >= 1 and row["machine"] and row["cpu"]
         assert row["transport"] == "ipc" and row["encoding"] == "f32"
         for name in ("loop_per_s", "unjournaled_per_s", "kernel_per_s", "zmq_1hop_per_s",
-                     "zmq_2hop_per_s", "zmq_2hop_tight_per_s", "zmq_round_per_s", "zmq_echo_per_s",
-                     "zmq_round_p50_us", "zmq_echo_p50_us", "zmq_small_p50_us", "kernel_gb_per_s",
-                     "triad_gb_per_s", "triad_cache_gb_per_s", "p50_us", "broker_rss_mb",
-                     "optimizer_rss_mb"):
+                     "zmq_2hop_per_s", "zmq_2hop_tight_per_s", "zmq_round_per_s", "zmq_rule_per_s",
+                     "zmq_echo_per_s", "zmq_round_p50_us", "zmq_echo_p50_us", "zmq_small_p50_us",
+                     "kernel_gb_per_s", "triad_gb_per_s", "triad_cache_gb_per_s", "p50_us",
+                     "broker_rss_mb", "optimizer_rss_mb"):
             assert row[name] > 0, name
         assert row["versions_per_s"] >= 0 and row["seen_per_s"] >= 0 and row["load"] >= 0
         assert row["p50_us"] <= row["p99_us"] <= row["max_us"]
         assert row["kernel_per_s"] <= row["kernel_best_per_s"]
         for ratio, limit in (("ratio", "kernel_per_s"), ("journal_ratio", "unjournaled_per_s"),
-                             ("ratio_2hop", "zmq_round_per_s"), ("ratio_echo", "zmq_echo_per_s"),
+                             ("ratio_2hop", "zmq_round_per_s"), ("ratio_rule", "zmq_rule_per_s"),
+                             ("ratio_echo", "zmq_echo_per_s"),
                              ("ratio_2hop_one_way", "zmq_2hop_per_s")):
             assert row[ratio] == pytest.approx(row["loop_per_s"] / row[limit]), ratio
         assert row["loop_per_s"] == pytest.approx(row["gradients"] / row["seconds"])
