@@ -125,6 +125,55 @@ payload_of (gq_core *core, const void *bytes, const gq_frame *frame)
     return core->aligned;
 }
 
+static gq_status
+check_shm (gq_core *core, const gq_frame *frame, const float **vector)
+{
+    const float *slot = core->lanes == NULL ? NULL : gq_lanes_vector (core->lanes, frame);
+    if (slot == NULL)
+        return GQ_NOTFOUND;
+    *vector = slot;
+    /* What is journaled and applied must be the same, even if its actor goes on writing; and
+     * finite, whatever the actor says, for replay looks as well. */
+    if (core->journal != NULL && !core->journal->off && core->live == NULL) {
+        *vector = core->aligned;
+        return gq_copy_finite (core->aligned, slot, frame->count) ? GQ_OK : GQ_NONFINITE;
+    }
+    /* An actor's word that it is finite will do: the step looks again, at each element it takes. */
+    return frame->finite || gq_all_finite (slot, frame->count) ? GQ_OK : GQ_NONFINITE;
+}
+
+static gq_status
+check_inline (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
+              const float **vector)
+{
+    if (frame->encoding == GQ_ENCODING_F32) {
+        *vector = payload_of (core, bytes, frame);
+        return gq_check_vector (*vector, frame->count, gq_frame_payload_crc (bytes));
+    }
+    gq_status status = gq_frame_check_payload (bytes, size);
+    if (status != GQ_OK)
+        return status;
+    *vector = payload_of (core, bytes, frame);
+    return gq_all_finite (*vector, frame->count) ? GQ_OK : GQ_NONFINITE;
+}
+
+/* The same, and what is checked and applied lies where it outlives us while its step runs. */
+static gq_status
+keep_inline (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
+             const float **vector)
+{
+    uint8_t *hand = gq_live_hand (core->live);
+    if (frame->encoding != GQ_ENCODING_F32) {
+        memcpy (hand, bytes, size);
+        return check_inline (core, hand, size, frame, vector);
+    }
+    float *payload = (float *)(void *)(hand + GQ_FRAME_HEADER_BYTES);
+    memcpy (hand, bytes, GQ_FRAME_HEADER_BYTES);
+    *vector = payload;
+    return gq_copy_vector (payload, (const uint8_t *)bytes + GQ_FRAME_HEADER_BYTES, frame->count,
+                           gq_frame_payload_crc (bytes));
+}
+
 /* Shape, bytes and values of the vector are sound. */
 gq_status
 gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_frame *frame,
@@ -134,30 +183,10 @@ gq_core_check_vector (gq_core *core, const void *bytes, size_t size, const gq_fr
         return GQ_LAYOUT;
     if (frame->count != core->layout.element_count)
         return GQ_COUNT;
-    if (frame->lane == GQ_LANE_SHM) {
-        const float *slot = core->lanes == NULL ? NULL : gq_lanes_vector (core->lanes, frame);
-        if (slot == NULL)
-            return GQ_NOTFOUND;
-        *vector = slot;
-        /* What is journaled and applied must be the same, even if its actor goes on writing; and
-         * finite, whatever the actor says, for replay looks as well. */
-        if (core->journal != NULL && !core->journal->off && core->live == NULL) {
-            *vector = core->aligned;
-            return gq_copy_finite (core->aligned, slot, frame->count) ? GQ_OK : GQ_NONFINITE;
-        }
-        if (frame->finite)
-            return GQ_OK; /* its actor's word; the step looks again, at each element it takes */
-    } else {
-        if (frame->encoding == GQ_ENCODING_F32) {
-            *vector = payload_of (core, bytes, frame);
-            return gq_check_vector (*vector, frame->count, gq_frame_payload_crc (bytes));
-        }
-        gq_status status = gq_frame_check_payload (bytes, size);
-        if (status != GQ_OK)
-            return status;
-        *vector = payload_of (core, bytes, frame);
-    }
-    return gq_all_finite (*vector, frame->count) ? GQ_OK : GQ_NONFINITE;
+    if (frame->lane == GQ_LANE_SHM)
+        return check_shm (core, frame, vector);
+    return core->live != NULL ? keep_inline (core, bytes, size, frame, vector)
+                              : check_inline (core, bytes, size, frame, vector);
 }
 
 /* Steps between the weights that the gradient was computed from and the current ones. */
@@ -300,7 +329,7 @@ gq_core_refuse (gq_core *core, const gq_frame *frame, gq_status reason)
 }
 
 /* An accepted gradient goes into the journal as a frame of lane inline, wherever it lies; but where
- * the state outlives us, one in shared memory is only named. */
+ * the state outlives us, and the gradient until its step is in that, it is only named. */
 static gq_status
 record_gradient (gq_core *core, const void *bytes, const gq_frame *frame, const float *vector)
 {
@@ -309,7 +338,7 @@ record_gradient (gq_core *core, const void *bytes, const gq_frame *frame, const 
     struct iovec parts[] = {
         {.iov_base = (void *)(uintptr_t)bytes, .iov_len = GQ_FRAME_HEADER_BYTES},
         {.iov_base = (void *)(uintptr_t)payload, .iov_len = (size_t)frame->payload_bytes}};
-    if (frame->lane == GQ_LANE_SHM && core->live != NULL) {
+    if (core->live != NULL) {
         parts[1] = (struct iovec){.iov_base = &core->boot, .iov_len = sizeof core->boot};
         return gq_journal_append (core->journal, GQ_RECORD_NAMED, parts, 2);
     }

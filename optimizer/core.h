@@ -41,7 +41,7 @@ typedef struct gq_core {
     gq_lanes *lanes;            /* shared memory with actors; NULL: none */
     bool early;                 /* the frame being taken is gq_lanes_ready's, not a message */
     const char *lane_directory; /* where gq_core_share makes them; NULL: nowhere.  Borrowed */
-    bool name_gradients;        /* that lie in shared memory, and keep the state there, too */
+    bool name_gradients;        /* in the journal, and keep the state in shared memory for it */
     gq_live *live;              /* where slots and sums lie then; NULL: in memory of our own */
     uint64_t boot;              /* which NAMED records are of (gq_live_boot) */
     bool has_weights;

@@ -59,14 +59,13 @@ replay_gradient (gq_core *core, const gq_record *record, gq_error *error)
     return GQ_OK;
 }
 
-/* Its gradient lay in shared memory: whoever replays it found it there, or not. */
+/* Its gradient lay in memory that outlives a process: whoever replays it found it there, or not. */
 static gq_status
 replay_named (gq_core *core, const gq_record *record, gq_error *error)
 {
     gq_frame frame;
     if (record->payload_bytes != GQ_FRAME_HEADER_BYTES + sizeof (uint64_t) ||
-        gq_frame_decode_header (record->payload, &frame) != GQ_OK ||
-        frame.kind != GQ_KIND_GRADIENT || frame.lane != GQ_LANE_SHM)
+        gq_frame_decode_header (record->payload, &frame) != GQ_OK || frame.kind != GQ_KIND_GRADIENT)
         return misfit (record, "it names no gradient", error);
     gq_status status = check_replayed (core, record, &frame, error);
     if (status != GQ_OK)

@@ -20,7 +20,7 @@ typedef enum gq_record_kind {
     GQ_RECORD_GRANT = 2,    /* an actor is granted an epoch: gq_grant */
     GQ_RECORD_GRADIENT = 3, /* a frame, accepted */
     GQ_RECORD_REFUSAL = 4,  /* u32 gq_status, u32 0, then the frame's header */
-    GQ_RECORD_NAMED = 5     /* the header of a frame of lane shm, accepted, u64 gq_live_boot */
+    GQ_RECORD_NAMED = 5     /* the header of a frame, accepted, u64 gq_live_boot */
 } gq_record_kind;
 
 typedef struct gq_record {
@@ -31,7 +31,7 @@ typedef struct gq_record {
     const char *segment; /* file and */
     uint64_t offset;     /* place in it, for messages */
     uint32_t crc;        /* what the next record, and a checkpoint, call chain */
-    const float *vector; /* NAMED: the gradient, if whoever replays it has found it; else NULL */
+    const float *vector; /* NAMED: the gradient, if whoever replays it has its values; else NULL */
 } gq_record;
 
 /* Called for each record in order; anything but GQ_OK ends the reading with that status. */

@@ -13,7 +13,7 @@
 #include "shm.h"
 
 #define MAGIC   0x314c5147u /* "GQL1" */
-#define VERSION 1
+#define VERSION 2
 #define NONE    UINT32_MAX
 
 typedef struct turn {
@@ -35,7 +35,7 @@ _Static_assert(sizeof (header) <= GQ_SHM_PAGE, "the header has a page");
 
 struct gq_live {
     header *header;
-    uint8_t *vectors;    /* rings, then sums */
+    uint8_t *vectors;    /* rings, then sums, then the frame in hand */
     uint64_t vectors_at; /* offset in the file */
     gq_live_shape shape; /* as it was when it was opened */
 };
@@ -55,17 +55,29 @@ ring_bytes (const gq_live_shape *shape)
 }
 
 static uint64_t
+whole_pages (uint64_t bytes)
+{
+    return (bytes + GQ_SHM_PAGE - 1) / GQ_SHM_PAGE * GQ_SHM_PAGE;
+}
+
+static uint64_t
 sum_bytes (const gq_live_shape *shape)
 {
-    uint64_t bytes = shape->count * sizeof (float);
-    return (bytes + GQ_SHM_PAGE - 1) / GQ_SHM_PAGE * GQ_SHM_PAGE;
+    return whole_pages (shape->count * sizeof (float));
+}
+
+/* Of all vectors that come before the frame in hand. */
+static uint64_t
+vector_bytes (const gq_live_shape *shape)
+{
+    return shape->slot_count * ring_bytes (shape) + shape->sum_count * sum_bytes (shape);
 }
 
 uint64_t
 gq_live_bytes (const gq_live_shape *shape)
 {
-    return GQ_SHM_PAGE + shape->slot_count * ring_bytes (shape) +
-           shape->sum_count * sum_bytes (shape);
+    return GQ_SHM_PAGE + vector_bytes (shape) +
+           whole_pages (GQ_FRAME_HEADER_BYTES + shape->count * sizeof (float));
 }
 
 static gq_live *
@@ -229,6 +241,12 @@ gq_live_sum (const gq_live *self, size_t index)
     assert (index < self->shape.sum_count);
     return (float *)(void *)(self->vectors + self->shape.slot_count * ring_bytes (&self->shape) +
                              index * sum_bytes (&self->shape));
+}
+
+uint8_t *
+gq_live_hand (gq_live *self)
+{
+    return self->vectors + vector_bytes (&self->shape);
 }
 
 void

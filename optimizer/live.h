@@ -1,7 +1,7 @@
 /*
  * Live state: the optimizer's own arithmetic, kept in the board's file behind the weights, where it
- * outlives every process but not the machine.  With it the journal only has to name a gradient that
- * lies in shared memory.  Beside step 5 of a gradient's path.
+ * outlives every process but not the machine.  With it the journal only has to name a gradient: one
+ * of lane shm lies in shared memory, and one of lane inline is put there, beside the state.  Beside step 5 of a gradient's path.
  *
  * Two marks say in turn what the state includes.  From the active one a step runs: it writes a
  * block of the board that nobody reads, slides the slots (rule_state.h), and counts its blocks.
@@ -86,6 +86,9 @@ const gq_live_shape *gq_live_shape_of (const gq_live *live);
 const float *gq_live_ring (const gq_live *live, size_t index);
 uint64_t gq_live_ring_at (const gq_live *live, size_t index);
 float *gq_live_sum (const gq_live *live, size_t index); /* f32[count] */
+/* The frame of lane inline whose step runs: header and at most f32[count], aligned for them.  Whole
+ * before the journal names it; written over once its step is committed. */
+uint8_t *gq_live_hand (gq_live *live);
 
 void gq_live_free (gq_live **live_p);
 

@@ -15,13 +15,14 @@
 typedef struct replayer {
     gq_recovery *recovery;
     gq_core *core;
-    gq_live *live; /* NULL: none is to be taken */
+    gq_live *live; /* of the last life; NULL: none */
     gq_board *board;
     gq_live_mark mark; /* of it */
+    bool awaited; /* it is ahead of the checkpoint: to be taken when the records are there, too */
     bool installed;
     bool unfit;           /* it is why reading ended */
     gq_shm lane;          /* of the actor whose gradient was replayed last; */
-    atomic_ullong *holds; /* what its slot held must still be there after that */
+    atomic_ullong *holds; /* what its slot held must still be there after that; NULL: no slot */
     uint64_t number;
     float *zeros;          /* f32[count], for a gradient of which nothing is left; or NULL */
     gq_journal_end unmade; /* before the record that recovery->unmade is about */
@@ -102,7 +103,7 @@ replay_term (replayer *self, const gq_record *record, gq_error *error)
     else
         status = gq_core_check_layout (rule, &self->core->layout, error);
     /* What retired would have to come from vectors that were passed over. */
-    if (status == GQ_OK && self->core->numbers_only && self->live != NULL &&
+    if (status == GQ_OK && self->core->numbers_only && self->awaited &&
         !gq_rule_state_same (gq_rule_state_of (rule), gq_rule_state_of (self->core->rule))) {
         self->unfit = true;
         status = gq_fail (error, GQ_CHECKSUM,
@@ -121,38 +122,77 @@ replay_term (replayer *self, const gq_record *record, gq_error *error)
     return GQ_OK;
 }
 
-/* The gradient that a record names, if it still lies in its actor's slot: nobody writes there
- * before it is settled, and it is settled only after its step.  But after another boot the file may
- * be of any moment.  Mapped until the next call. */
+/* In its actor's slot: nobody writes there before it is settled, and it is settled only after its
+ * step.  Mapped until the next call. */
 static const float *
-find_vector (replayer *self, const gq_record *record)
+find_in_slot (replayer *self, const gq_frame *frame)
+{
+    char path[PATH_MAX];
+    if (!gq_lane_file_path (path, self->recovery->lane_directory, frame->actor, frame->epoch))
+        return NULL;
+    gq_lane_identity identity = {
+        .actor = frame->actor, .epoch = frame->epoch, .count = self->core->layout.element_count};
+    memcpy (identity.run, self->core->run, GQ_RUN_ID_BYTES);
+    if (gq_lane_file_open (&self->lane, path, &identity, NULL) != GQ_OK ||
+        frame->slot >= identity.slot_count)
+        return NULL;
+    self->holds = &gq_lane_file_words (&self->lane)->holds[frame->slot];
+    self->number = frame->sequence;
+    return gq_lane_file_slot (&self->lane, identity.count, frame->slot);
+}
+
+/* The frame of the last step that was begun, in the live state, if it has this very header. */
+static bool
+find_in_hand (const replayer *self, const uint8_t *header, const gq_frame *frame, gq_record *found)
+{
+    const uint8_t *hand = self->live == NULL ? NULL : gq_live_hand (self->live);
+    const size_t size = GQ_FRAME_HEADER_BYTES + (size_t)frame->payload_bytes;
+    if (hand == NULL || frame->count != self->core->layout.element_count ||
+        memcmp (hand, header, GQ_FRAME_HEADER_BYTES) != 0 ||
+        gq_frame_check_payload (hand, size) != GQ_OK)
+        return false;
+    /* It is then all that a record of it as a whole would be. */
+    found->kind = GQ_RECORD_GRADIENT;
+    found->payload = hand;
+    found->payload_bytes = size;
+    return true;
+}
+
+/* Is what was found still there?  Another process may be at work. */
+static bool
+still_there (const replayer *self, const gq_record *record)
+{
+    return self->holds != NULL
+               ? atomic_load (self->holds) == self->number
+               : memcmp (gq_live_hand (self->live), record->payload, GQ_FRAME_HEADER_BYTES) == 0;
+}
+
+/* The gradient that a record names, into *found, which is a copy of it.  After another boot the
+ * files may be of any moment.  false: it is gone. */
+static bool
+find_gradient (replayer *self, const gq_record *record, gq_record *found)
 {
     gq_frame frame;
     uint64_t boot;
-    char path[PATH_MAX];
     gq_shm_close (&self->lane);
+    self->holds = NULL;
     if (self->recovery->lane_directory == NULL ||
         record->payload_bytes != GQ_FRAME_HEADER_BYTES + sizeof boot ||
         gq_frame_decode_header (record->payload, &frame) != GQ_OK)
-        return NULL;
+        return false;
     memcpy (&boot, record->payload + GQ_FRAME_HEADER_BYTES, sizeof boot);
     const uint64_t now = gq_live_boot ();
     /* A host that does not say which boot this is has not said that it is another one. */
     self->recovery->restarted = now != 0 && boot != now;
-    if (boot != now || boot == 0 ||
-        !gq_lane_file_path (path, self->recovery->lane_directory, frame.actor, frame.epoch))
-        return NULL;
-    gq_lane_identity identity = {
-        .actor = frame.actor, .epoch = frame.epoch, .count = self->core->layout.element_count};
-    memcpy (identity.run, self->core->run, GQ_RUN_ID_BYTES);
-    if (gq_lane_file_open (&self->lane, path, &identity, NULL) != GQ_OK ||
-        frame.slot >= identity.slot_count)
-        return NULL;
-    self->holds = &gq_lane_file_words (&self->lane)->holds[frame.slot];
-    self->number = frame.sequence;
-    if (atomic_load (self->holds) != self->number)
-        return NULL;
-    return gq_lane_file_slot (&self->lane, identity.count, frame.slot);
+    if (boot != now || boot == 0)
+        return false;
+    if (frame.lane == GQ_LANE_INLINE)
+        return find_in_hand (self, record->payload, &frame, found);
+    const float *slot = find_in_slot (self, &frame);
+    if (slot == NULL || !still_there (self, record))
+        return false;
+    found->vector = slot;
+    return true;
 }
 
 /* Behind the live state stands one gradient at most, which nobody was told of.  Its actor may have
@@ -184,16 +224,15 @@ replay_named (replayer *self, const gq_record *record, gq_error *error)
 {
     gq_record found = *record;
     gq_status status = GQ_OK;
-    if (!self->core->numbers_only)
-        found.vector = find_vector (self, record);
-    const bool shared = found.vector != NULL;
-    if (!self->core->numbers_only && !shared)
+    const bool needed = !self->core->numbers_only;
+    const bool there = needed && find_gradient (self, record, &found);
+    if (needed && !there)
         status = do_without (self, &found.vector, error);
     if (status != GQ_OK || self->recovery->unmade)
         return status;
     status = gq_core_replay (self->core, &found, error);
     self->recovery->lost = status == GQ_NOTFOUND;
-    if (status == GQ_OK && shared && atomic_load (self->holds) != self->number)
+    if (status == GQ_OK && there && !still_there (self, record))
         return gq_fail (error, GQ_AGAIN,
                         "an actor or an optimizer is at work in this run: a gradient in shared "
                         "memory changed while it was read; stop them first");
@@ -250,7 +289,7 @@ static gq_status
 replay (void *context, const gq_record *record, gq_error *error)
 {
     replayer *self = context;
-    const bool waiting = self->live != NULL && !self->installed;
+    const bool waiting = self->awaited && !self->installed;
     if (!waiting &&
         (record->lsn > self->recovery->lsn_max ||
          (self->core->has_weights && self->core->version >= self->recovery->version_max)))
@@ -264,8 +303,8 @@ replay (void *context, const gq_record *record, gq_error *error)
     return status;
 }
 
-/* The live state of the last life, if there is one that the checkpoint does not have already and
- * that does not lead too far. */
+/* The live state of the last life, if there is one.  It is awaited if the checkpoint does not have
+ * it already and it does not lead too far; what it has in hand may be named either way. */
 static void
 look_for_live (replayer *self, const gq_checkpoint_place *place)
 {
@@ -284,11 +323,9 @@ look_for_live (replayer *self, const gq_checkpoint_place *place)
                 "message", "s", error.text, NULL);
     if (status != GQ_OK)
         return;
-    if (gq_live_read (self->live, &self->mark, &step) && self->mark.lsn > place->lsn &&
-        self->mark.lsn <= recovery->lsn_max && self->mark.version <= recovery->version_max)
-        return;
-    gq_live_free (&self->live);
-    gq_board_close (&self->board);
+    self->awaited = gq_live_read (self->live, &self->mark, &step) && self->mark.lsn > place->lsn &&
+                    self->mark.lsn <= recovery->lsn_max &&
+                    self->mark.version <= recovery->version_max;
 }
 
 static void
@@ -304,7 +341,7 @@ forget_live (replayer *self)
 static gq_status
 check_live (replayer *self, gq_status status, gq_error *error)
 {
-    if (self->unfit || self->live == NULL || (status != GQ_OK && status != GQ_CLOSED))
+    if (self->unfit || !self->awaited || (status != GQ_OK && status != GQ_CLOSED))
         return status;
     self->unfit = !self->installed || (status == GQ_OK && self->core->pending > 0);
     if (!self->unfit)
@@ -334,7 +371,7 @@ attempt (gq_recovery *self, gq_core *core, bool live, bool *unfit, gq_error *err
     self->checkpoint_lsn = place.lsn;
     if (status == GQ_OK && live)
         look_for_live (&context, &place);
-    core->numbers_only = self->numbers_only || context.live != NULL;
+    core->numbers_only = self->numbers_only || context.awaited;
     status = gq_journal_read (self->disk, core->run, place.lsn, place.chain, replay, &context,
                               &self->end, error);
     status = check_live (&context, status, error);

@@ -35,7 +35,7 @@ typedef struct gq_run {
     gq_disk *disk; /* of the journal */
     gq_journal journal;
     bool keep_journal;
-    bool name_gradients; /* those in shared memory are not copied into the journal */
+    bool name_gradients; /* in the journal, where shared memory has them */
     gq_fsync fsync;
     uint64_t fsync_interval_ns;
     uint64_t fsync_ns;              /* due */

@@ -92,19 +92,46 @@ gq_copy_finite (float *restrict to, const float *restrict from, size_t n)
     return copy_finite (to, from, n);
 }
 
+/* What is known of a vector after some of its pieces. */
+typedef struct findings {
+    uint32_t crc;
+    bool finite;
+} findings;
+
+static void
+look_at (findings *so_far, const float *piece, uint64_t count)
+{
+    so_far->crc = gq_crc32c_more (so_far->crc, piece, (size_t)count * sizeof *piece);
+    so_far->finite = so_far->finite && gq_all_finite (piece, count);
+}
+
+static gq_status
+verdict (const findings *found, uint32_t crc)
+{
+    if (found->crc != crc)
+        return GQ_CHECKSUM;
+    return found->finite ? GQ_OK : GQ_NONFINITE;
+}
+
 gq_status
 gq_check_vector (const float *x, uint64_t n, uint32_t crc)
 {
-    uint32_t sum = 0;
-    int finite = 1;
+    findings found = {.finite = true};
+    for (uint64_t start = 0; start < n; start += CHECKED)
+        look_at (&found, x + start, n - start < CHECKED ? n - start : CHECKED);
+    return verdict (&found, crc);
+}
+
+gq_status
+gq_copy_vector (float *restrict to, const void *restrict from, uint64_t n, uint32_t crc)
+{
+    findings found = {.finite = true};
     for (uint64_t start = 0; start < n; start += CHECKED) {
-        uint64_t count = n - start < CHECKED ? n - start : CHECKED;
-        sum = gq_crc32c_more (sum, x + start, (size_t)count * sizeof *x);
-        finite = finite && gq_all_finite (x + start, count);
+        const uint64_t count = n - start < CHECKED ? n - start : CHECKED;
+        memcpy (to + start, (const uint8_t *)from + start * sizeof *to, (size_t)count * sizeof *to);
+        look_at (&found, to + start, count);
     }
-    if (sum != crc)
-        return GQ_CHECKSUM;
-    return finite ? GQ_OK : GQ_NONFINITE;
+    return verdict (&found, crc);
 }
 
 /* Element i of x[n], n <= BLOCK, goes to lane i % LANES; then the upper half of the lanes is added

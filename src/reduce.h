@@ -16,6 +16,9 @@ bool gq_all_finite (const float *x, uint64_t n);
 /* Has x[n] this CRC32C, and is all of it finite?  One pass over memory for both.  GQ_OK,
  * GQ_CHECKSUM, GQ_NONFINITE. */
 GQ_CHECK gq_status gq_check_vector (const float *x, uint64_t n, uint32_t crc);
+/* to[n] = from[n], of any alignment; has it this CRC32C, and is all of it finite?  One pass. */
+GQ_CHECK gq_status gq_copy_vector (float *restrict to, const void *restrict from, uint64_t n,
+                                   uint32_t crc);
 /* to[n] = from[n], and 0 for what is not finite, in one pass.  false: there was such. */
 bool gq_copy_finite (float *restrict to, const float *restrict from, size_t n);
 /* sum of squares in double by fixed blocks and a fixed tree: the same bits on every CPU level and

@@ -80,6 +80,19 @@ sequence_of (unsigned event)
     return (is_whole (event) ? event / INLINE_EACH : (event - event / INLINE_EACH) / PAIR) + 1;
 }
 
+/* A frame that comes whole; each second one of them in bf16. */
+static inline gq_outcome
+play_whole (const gq_frame *frame, const float *values, bool half)
+{
+    static uint16_t halves[COUNT];
+    gq_status reason;
+    if (!half)
+        return take_frame (frame, values, &reason);
+    const gq_frame other = support_bf16 (*frame);
+    gq_bf16_encode (values, halves, COUNT);
+    return take_frame (&other, halves, &reason);
+}
+
 /* Event `event`: a gradient of one of a PAIR on lane shm, or each INLINE_EACH-th a whole one of an
  * actor that has no such lane. */
 static inline gq_outcome
@@ -100,7 +113,7 @@ play (unsigned event)
     for (size_t i = 0; i < COUNT; i++)
         values[i] = value_of (event, i);
     if (core.lanes == NULL || is_whole (event))
-        return take_frame (&frame, values, &reason);
+        return play_whole (&frame, values, is_whole (event) && event / INLINE_EACH % 2 == 1);
     frame.lane = GQ_LANE_SHM;
     frame.slot = (uint32_t)(frame.sequence % SLOTS);
     open_lane (&file, frame.actor);

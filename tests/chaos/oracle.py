@@ -319,7 +319,7 @@ class Oracle:
         (magic, protocol, kind, actor, epoch, _, encoding, lane, _, run, sequence, version, count,
          samples, *_, payload_crc, header_crc) = FRAME.unpack_from(data)
         # What is kept of a refused one is the header, as it came; a whole one is of lane inline.
-        lanes = {GRADIENT: (0,), NAMED: (1,), REFUSAL: (0, 1)}[record.kind]
+        lanes = {GRADIENT: (0,), NAMED: (0, 1), REFUSAL: (0, 1)}[record.kind]
         check((magic, protocol, kind) == (FRAME_MAGIC, 1, 1) and lane in lanes
               and (encoding == F32_VECTOR or (encoding == BF16_VECTOR and lane == 0))
               and run == self.run and samples >= 1, record.place, "no gradient of this run")
@@ -342,6 +342,8 @@ class Oracle:
             check(len(data) == FRAME_BYTES + 8, record.place, "length of a name")
             check(self.seed is not None, record.place, "only named, and no seed to make it from")
             gradient = self.filler.vector(key_of(self.seed, *name))
+            if encoding == BF16_VECTOR:
+                gradient = floats_of(halves_of(gradient))
             self.named += 1
         else:
             payload = data[FRAME_BYTES:]
