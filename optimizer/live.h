@@ -1,7 +1,8 @@
 /*
  * Live state: the optimizer's own arithmetic, kept in the board's file behind the weights, where it
  * outlives every process but not the machine.  With it the journal only has to name a gradient: one
- * of lane shm lies in shared memory, and one of lane inline is put there, beside the state.  Beside step 5 of a gradient's path.
+ * of lane shm lies in shared memory, and one of lane inline is put there, beside the state.  Beside
+ * step 5 of a gradient's path.
  *
  * Two marks say in turn what the state includes.  From the active one a step runs: it writes a
  * block of the board that nobody reads, slides the slots (rule_state.h), and counts its blocks.

@@ -95,8 +95,8 @@ GQ_CHECK gq_status gq_bench_echo_rate (gq_bench_echo *echo, uint64_t bytes,
                                        const gq_bench_point *point, gq_error *error);
 
 /*
- * The same with messages as large as the point's frames, where the one that turns them round makes a
- * step of the bare rule of each, and the weights behind it go back: what a loop without checks,
+ * The same with messages as large as the point's frames, where the one that turns them round makes
+ * a step of the bare rule of each, and the weights behind it go back: what a loop without checks,
  * journal and numbers could do at most.  Statuses as gq_bench_hops and gq_rule_load.
  */
 GQ_CHECK gq_status gq_bench_rule_round_rate (gq_bench_echo *echo, const gq_bench_point *point,
