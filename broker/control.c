@@ -27,6 +27,7 @@ struct gq_broker_control {
     void *router;
     zactor_t *gradients;
     zactor_t *relay;
+    gq_near *near;
     const gq_endpoints *endpoints;
     uint64_t frame_bytes_max;
     uint64_t started_ns;
@@ -40,7 +41,7 @@ struct gq_broker_control {
 };
 
 gq_broker_control *
-gq_broker_control_new (zsock_t *router, zactor_t *gradients, zactor_t *relay,
+gq_broker_control_new (zsock_t *router, zactor_t *gradients, zactor_t *relay, gq_near *near,
                        const gq_endpoints *endpoints, uint64_t frame_bytes_max, uint64_t now_ns)
 {
     gq_broker_control *self = calloc (1, sizeof *self);
@@ -49,6 +50,7 @@ gq_broker_control_new (zsock_t *router, zactor_t *gradients, zactor_t *relay,
     *self = (gq_broker_control){.router = zsock_resolve (router),
                                 .gradients = gradients,
                                 .relay = relay,
+                                .near = near,
                                 .endpoints = endpoints,
                                 .frame_bytes_max = frame_bytes_max,
                                 .started_ns = now_ns,
@@ -150,10 +152,13 @@ take_report (gq_broker_control *self, const char *peer, const json_t *request, u
     gq_status status = GQ_OK;
     if (role != NULL && streq (role, "optimizer") && bye) {
         gq_registry_optimizer_gone (self->registry, peer);
+        gq_near_see (self->near, NULL);
         /* Nobody will repeat the final version to a reader that was too slow for it. */
         zstr_send (self->relay, "REPEAT");
     } else if (role != NULL && streq (role, "optimizer")) {
         status = gq_registry_optimizer (self->registry, peer, request, now_ns, &error);
+        if (status == GQ_OK)
+            gq_near_see (self->near, request);
     } else {
         status = gq_registry_actor (self->registry, request, bye, now_ns);
         if (status != GQ_OK)

@@ -8,16 +8,18 @@
 #include <czmq.h>
 
 #include "endpoint.h"
+#include "near.h"
 
 typedef struct gq_broker_control gq_broker_control;
 
 /*
- * `router` is bound and stays the caller's; gradients and relay are the threads to ask for stats.
+ * `router` is bound and stays the caller's; gradients and relay are the threads to ask for stats;
+ * `near` hears of the optimizer's reports.
  * NULL: out of memory.
  */
 gq_broker_control *gq_broker_control_new (zsock_t *router, zactor_t *gradients, zactor_t *relay,
-                                          const gq_endpoints *endpoints, uint64_t frame_bytes_max,
-                                          uint64_t now_ns);
+                                          gq_near *near, const gq_endpoints *endpoints,
+                                          uint64_t frame_bytes_max, uint64_t now_ns);
 void gq_broker_control_free (gq_broker_control **control_p);
 
 /* Answer what has arrived, a bounded number of requests.  Never waits. */

@@ -28,6 +28,7 @@ typedef struct gradient_thread {
     zsock_t *out;   /* PUSH, bound: gradients, and marks among them */
     zsock_t *peers; /* PAIR: connections to `out` that come and go */
     gq_queue *queue;
+    gq_near *near;
     gq_handed handed;
     zmq_msg_t hand; /* read, but more bytes than the queue has room for now */
     bool holding;
@@ -36,20 +37,23 @@ typedef struct gradient_thread {
 static bool
 open_gradients (gradient_thread *self, gq_gradients_config *config)
 {
+    self->near = config->near;
     self->queue = gq_queue_new (config->capacity, config->bytes_capacity);
     if (self->queue == NULL) {
         gq_fail (&config->error, GQ_MEMORY, "no memory for a queue of %llu gradients",
                  (unsigned long long)config->capacity);
         return false;
     }
-    /* Small buffers on both sides: what is not in the queue has not left the actor yet. */
+    /* One message a connection before the queue, and one or two behind it, whose kernel buffers are
+     * small: what waits, waits in the queue.  Those of actors are the system's, or a large gradient
+     * would wake both sides for every 64 KiB. */
     const gq_socket_options in = {.type = ZMQ_PULL,
                                   .send_hwm = 1,
                                   .receive_hwm = 1,
-                                  .buffer_bytes = 64 * 1024,
                                   .message_bytes_max = (int64_t)config->bytes_capacity};
     gq_socket_options out = in;
     out.type = ZMQ_PUSH;
+    out.buffer_bytes = 64 * 1024;
     out.watched = PEERS;
     if (getrandom (&self->handed.life, sizeof self->handed.life, 0) != sizeof self->handed.life) {
         gq_fail (&config->error, GQ_IO, "no random numbers from the system");
@@ -162,7 +166,44 @@ see_peers (gradient_thread *self)
     while (zmq_recv (peers, &event, sizeof event, ZMQ_DONTWAIT) >= 0) {
         (void)gq_socket_whole (peers);
         gq_handed_peer (&self->handed, event == ZMQ_EVENT_ACCEPTED);
+        /* Whoever comes next has perhaps another memory, and what was on the way is lost. */
+        if (self->handed.peers == 0)
+            gq_near_forget (self->near);
     }
+}
+
+/* A large gradient to an optimizer of this host: its payload into memory that both have, and a
+ * ticket for it through the socket.  false: not so, and nothing was done. */
+static bool
+send_ticket (const gradient_thread *self, gq_hop *hop, zmq_msg_t *front)
+{
+    const size_t size = zmq_msg_size (front);
+    const uint8_t *bytes = zmq_msg_data (front);
+    uint8_t message[GQ_HOP_MESSAGE_BYTES];
+    gq_frame frame;
+    gq_hop_ticket ticket;
+    if (gq_frame_decode (bytes, size, &frame) != GQ_OK || frame.kind != GQ_KIND_GRADIENT ||
+        (zsock_events (self->out) & ZMQ_POLLOUT) == 0 || !gq_hop_put (hop, bytes, size, &ticket))
+        return false;
+    memcpy (message, bytes, GQ_FRAME_HEADER_BYTES);
+    gq_hop_write (&ticket, message);
+    if (gq_socket_send (zsock_resolve (self->out), message, sizeof message) == GQ_OK)
+        return true;
+    gq_hop_withdraw (hop, &ticket);
+    return false;
+}
+
+/* *front is then empty.  false: there is no room now. */
+static bool
+send_on (const gradient_thread *self, zmq_msg_t *front)
+{
+    const bool large = zmq_msg_size (front) >= GQ_FRAME_HEADER_BYTES + GQ_HOP_PAYLOAD_MIN;
+    gq_hop *hop = large ? gq_near_hold (self->near) : NULL;
+    const bool sent = hop != NULL && send_ticket (self, hop, front);
+    gq_near_release (self->near, hop);
+    if (sent)
+        zmq_msg_close (front);
+    return sent || zmq_msg_send (front, zsock_resolve (self->out), ZMQ_DONTWAIT) >= 0;
 }
 
 static void
@@ -171,7 +212,7 @@ hand_on (gradient_thread *self)
     send_mark (self);
     for (int i = 0; i < BATCH_MAX; i++) {
         zmq_msg_t *front = gq_queue_front (self->queue);
-        if (front == NULL || zmq_msg_send (front, zsock_resolve (self->out), ZMQ_DONTWAIT) < 0)
+        if (front == NULL || !send_on (self, front))
             return;
         gq_queue_pop (self->queue);
         self->handed.count++;

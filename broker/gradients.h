@@ -6,12 +6,14 @@
 
 #include <czmq.h>
 
+#include "near.h"
 #include "queue.h"
 
 typedef struct gq_gradients_config {
     const char *in, *out;    /* endpoints to bind */
     uint64_t capacity;       /* gradients */
     uint64_t bytes_capacity; /* also the largest frame */
+    gq_near *near;           /* borrowed */
     gq_error error;          /* out, when starting fails */
 } gq_gradients_config;
 

@@ -28,6 +28,7 @@ typedef struct broker {
     int signal_fd;
     int lock_fd;
     zsock_t *router;
+    gq_near *near;
     zactor_t *gradients;
     zactor_t *relay;
     gq_broker_control *control;
@@ -73,10 +74,14 @@ start (broker *self, const gq_options *options, gq_error *error)
     self->router = gq_bind (&router, self->endpoints.control, error);
     if (self->router == NULL)
         return GQ_IO;
+    self->near = gq_near_new ();
+    if (self->near == NULL)
+        return gq_fail (error, GQ_MEMORY, "out of memory");
     gq_gradients_config gradients = {.in = self->endpoints.gradients_in,
                                      .out = self->endpoints.gradients_out,
                                      .capacity = gq_options_count (options, "capacity"),
-                                     .bytes_capacity = queue_bytes};
+                                     .bytes_capacity = queue_bytes,
+                                     .near = self->near};
     self->gradients = gq_gradients_start (&gradients);
     if (self->gradients == NULL) {
         *error = gradients.error;
@@ -85,13 +90,14 @@ start (broker *self, const gq_options *options, gq_error *error)
     gq_relay_config relay = {.weights_in = self->endpoints.weights_in,
                              .weights_out = self->endpoints.weights_out,
                              .acks_out = self->endpoints.acks_out,
-                             .frame_bytes_max = queue_bytes};
+                             .frame_bytes_max = queue_bytes,
+                             .near = self->near};
     self->relay = gq_relay_start (&relay);
     if (self->relay == NULL) {
         *error = relay.error;
         return GQ_IO;
     }
-    self->control = gq_broker_control_new (self->router, self->gradients, self->relay,
+    self->control = gq_broker_control_new (self->router, self->gradients, self->relay, self->near,
                                            &self->endpoints, queue_bytes, gq_now_ns ());
     return self->control != NULL ? GQ_OK : gq_fail (error, GQ_MEMORY, "out of memory");
 }
@@ -115,6 +121,7 @@ stop (broker *self)
     gq_broker_control_free (&self->control);
     zactor_destroy (&self->gradients);
     zactor_destroy (&self->relay);
+    gq_near_free (&self->near);
     zsock_destroy (&self->router);
     if (self->lock_fd >= 0)
         close (self->lock_fd);

@@ -33,6 +33,9 @@ typedef struct relay_thread {
     gq_relay_stats stats;
     gq_interest interest;   /* in weights; what `in` subscribes to */
     zmq_msg_t last_weights; /* empty: none, or nobody wants them */
+    gq_near *near;
+    gq_frame fetched; /* header of last_weights, when they were read from the board */
+    uint64_t told;    /* the version that the optimizer has told of last */
     zmq_msg_t last_acks[GQ_ACTORS_MAX];
     uint8_t run[GQ_RUN_ID_BYTES]; /* of all these */
     uint64_t sent_ns;             /* when weights last went out */
@@ -53,6 +56,7 @@ subscribe (relay_thread *self, gq_frame_kind kind, bool begin)
 static bool
 open_relay (relay_thread *self, gq_relay_config *config)
 {
+    self->near = config->near;
     zmq_msg_init (&self->last_weights);
     for (size_t i = 0; i < GQ_ACTORS_MAX; i++)
         zmq_msg_init (&self->last_acks[i]);
@@ -106,6 +110,7 @@ forget_weights (relay_thread *self)
 {
     zmq_msg_close (&self->last_weights);
     zmq_msg_init (&self->last_weights);
+    self->fetched = (gq_frame){.kind = 0};
     self->waited_for = false;
 }
 
@@ -123,21 +128,69 @@ forget_other_run (relay_thread *self, const gq_frame *frame)
     }
 }
 
+/* *message becomes the last weights. */
+static void
+relay_weights (relay_thread *self, zmq_msg_t *message)
+{
+    zmq_msg_move (&self->last_weights, message);
+    send_kept (self->weights, &self->last_weights);
+    self->sent_ns = gq_now_ns ();
+    self->waited_for = false;
+    self->stats.weights++;
+}
+
+/* The version that is on the board now, which may be newer than the one we were told of. */
+static void
+fetch (relay_thread *self)
+{
+    zmq_msg_t message;
+    gq_hop *hop = gq_near_hold (self->near);
+    if (hop == NULL || zmq_msg_init_size (&message, gq_hop_weights_bytes (hop)) != 0) {
+        gq_near_release (self->near, hop);
+        return; /* it is told again, or comes whole */
+    }
+    if (gq_hop_weights (hop, zmq_msg_data (&message)) == GQ_OK &&
+        gq_frame_decode_header (zmq_msg_data (&message), &self->fetched) == GQ_OK)
+        relay_weights (self, &message);
+    zmq_msg_close (&message);
+    gq_near_release (self->near, hop);
+}
+
+/* The optimizer tells of a version that lies on its board. */
+static void
+take_ticket (relay_thread *self, const gq_frame *frame)
+{
+    const bool here = self->fetched.kind != 0 && self->fetched.term == frame->term &&
+                      self->fetched.version >= frame->version;
+    const bool again = here && self->told == frame->version;
+    self->told = frame->version;
+    if (again) {
+        send_kept (self->weights, &self->last_weights);
+        self->sent_ns = gq_now_ns ();
+    } else if (!here) { /* else it was overtaken: what is newer is on its way to the readers */
+        fetch (self);
+    }
+}
+
 static void
 relay (relay_thread *self, zmq_msg_t *message)
 {
     gq_frame frame;
+    gq_hop_ticket ticket;
     gq_status status = gq_frame_decode (zmq_msg_data (message), zmq_msg_size (message), &frame);
-    if (status == GQ_OK && frame.kind == GQ_KIND_WEIGHTS) {
+    const bool by_hop = status != GQ_OK && gq_hop_read (zmq_msg_data (message),
+                                                        zmq_msg_size (message), &frame, &ticket);
+    if ((status == GQ_OK || by_hop) && frame.kind == GQ_KIND_WEIGHTS) {
         forget_other_run (self, &frame);
         /* One that was on its way when the last subscriber left would be old to the next one. */
         if (!gq_interest_any (&self->interest))
             return;
-        zmq_msg_move (&self->last_weights, message);
-        send_kept (self->weights, &self->last_weights);
-        self->sent_ns = gq_now_ns ();
-        self->waited_for = false;
-        self->stats.weights++;
+        if (by_hop) {
+            take_ticket (self, &frame);
+        } else {
+            self->fetched = (gq_frame){.kind = 0};
+            relay_weights (self, message);
+        }
     } else if (status == GQ_OK && frame.kind == GQ_KIND_ACK) {
         forget_other_run (self, &frame);
         zmq_msg_move (&self->last_acks[frame.actor], message);

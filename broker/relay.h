@@ -8,10 +8,12 @@
 #include <czmq.h>
 
 #include "gradq/status.h"
+#include "near.h"
 
 typedef struct gq_relay_config {
     const char *weights_in, *weights_out, *acks_out; /* endpoints to bind */
     uint64_t frame_bytes_max;
+    gq_near *near;  /* borrowed */
     gq_error error; /* out, when starting fails */
 } gq_relay_config;
 

@@ -176,7 +176,7 @@ gq_buffers_lend (gq_buffers *self, const gq_frame *frame, zmq_msg_t *message)
 }
 
 bool
-gq_buffers_show (gq_buffers *self, uint64_t version)
+gq_buffers_show (gq_buffers *self, const gq_frame *frame)
 {
     gq_board *board = gq_lanes_board (self->lanes);
     size_t index = self->current;
@@ -188,6 +188,9 @@ gq_buffers_show (gq_buffers *self, uint64_t version)
         memcpy (vector_of (&self->buffers[index]), gq_buffers_current (self),
                 (size_t)self->count * sizeof (float));
     }
-    gq_board_show (board, (uint32_t)index, version);
+    /* In one that is lent it is there already, and being read. */
+    if (!atomic_load_explicit (&self->buffers[index].lent, memory_order_acquire))
+        gq_frame_encode_summed (frame, 0, self->buffers[index].bytes);
+    gq_board_show (board, (uint32_t)index, frame->version);
     return true;
 }

@@ -47,9 +47,10 @@ void gq_buffers_turn (gq_buffers *buffers);
 GQ_CHECK gq_status gq_buffers_lend (gq_buffers *buffers, const gq_frame *frame, zmq_msg_t *message);
 
 /*
- * Show the current version to actors of this host, in place where it lies in a block that may be
- * shown.  false: it does not, and readers hold all that may be; again later.  There are lanes.
+ * Show the current version, frame->version, to readers of this host, in place where it lies in a
+ * block that may be shown, with *frame's header in front of it, whose checksum of the payload means
+ * nothing.  false: it does not, and readers hold all that may be; again later.  There are lanes.
  */
-bool gq_buffers_show (gq_buffers *buffers, uint64_t version);
+bool gq_buffers_show (gq_buffers *buffers, const gq_frame *frame);
 
 #endif

@@ -285,6 +285,22 @@ rejected_by (const gq_core *core)
     return object;
 }
 
+/* Where a broker of this host finds large vectors. */
+static void
+describe_hop (const gq_core *core, json_t *report)
+{
+    char host[GQ_HOST_ID_BYTES];
+    char digest[17];
+    gq_host_id (host);
+    if (core->lanes == NULL || gq_lanes_hop (core->lanes) == NULL || host[0] == '\0')
+        return;
+    snprintf (digest, sizeof digest, "%016llx", (unsigned long long)core->layout.digest);
+    json_object_set_new (report, "shm",
+                         json_pack ("{s:s, s:s, s:s, s:s}", "host", host, "digest", digest, "board",
+                                    gq_lanes_board_path (core->lanes), "broker",
+                                    gq_lanes_hop_path (core->lanes)));
+}
+
 json_t *
 gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogram *apply_us,
                  uint64_t checkpoint_version)
@@ -319,6 +335,8 @@ gq_hello_report (gq_core *core, const gq_publisher *publisher, const gq_histogra
                    "name", gq_rule_plugin (core->rule)->name, "rejected_by", rejected_by (core));
     for (size_t i = 0; report != NULL && i < sizeof numbers / sizeof numbers[0]; i++)
         json_object_set_new (report, numbers[i].key, json_integer ((json_int_t)numbers[i].value));
+    if (report != NULL)
+        describe_hop (core, report);
     const double lr = gq_rule_lr (core->rule);
     if (report != NULL && !isnan (lr))
         json_object_set_new (report, "lr", json_real (lr));

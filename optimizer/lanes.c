@@ -14,6 +14,7 @@
 #include "bell.h"
 #include "frame.h"
 #include "lane_file.h"
+#include "log.h"
 
 /* Gradients of one actor that were taken before their descriptors came: more would only make a
  * queue of what is done. */
@@ -41,6 +42,8 @@ struct gq_lanes {
     char board_path[PATH_MAX];
     gq_board *board;
     bool keep_board;
+    char hop_path[PATH_MAX];
+    gq_hop *hop;  /* NULL: none */
     lane **lanes; /* those in use, in no order: current lives, and earlier ones not yet over */
     size_t count, room;
     size_t turn;    /* whose turn it is, of `lanes` */
@@ -223,6 +226,21 @@ serve (const gq_lanes *self, const lane *which)
     gq_lane_ring (words);
 }
 
+/* Without it vectors go through the sockets. */
+static void
+open_hop (gq_lanes *self)
+{
+    gq_hop_identity identity = {
+        .term = self->config.term, .digest = self->config.digest, .count = self->config.count};
+    gq_error error = {""};
+    memcpy (identity.run, self->config.run, GQ_RUN_ID_BYTES);
+    int size =
+        snprintf (self->hop_path, sizeof self->hop_path, "%s/" GQ_HOP_NAME, self->config.directory);
+    if (size < PATH_MAX && gq_hop_create (&self->hop, self->hop_path, &identity, &error) != GQ_OK)
+        gq_log (GQ_LOG_INFO, "no shared memory with the broker; large vectors go through sockets",
+                "message", "s", error.text, NULL);
+}
+
 gq_status
 gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config, const gq_ledger *ledger,
                gq_error *error)
@@ -252,6 +270,7 @@ gq_lanes_open (gq_lanes **lanes_p, const gq_lanes_config *config, const gq_ledge
         free (self);
         return status;
     }
+    open_hop (self);
     self->bell = gq_bell_open (gq_bell_name_of (gq_board_fd (self->board)));
     scan (self, ledger);
     for (size_t i = 0; i < self->count; i++)
@@ -278,6 +297,9 @@ gq_lanes_close (gq_lanes **lanes_p)
     }
     if (!self->keep_board)
         gq_board_remove (self->board);
+    if (self->hop != NULL)
+        gq_hop_remove (self->hop);
+    gq_hop_close (&self->hop);
     rmdir (self->directory); /* only when nobody goes on */
     gq_board_close (&self->board);
     if (self->bell >= 0)
@@ -303,6 +325,18 @@ const char *
 gq_lanes_board_path (const gq_lanes *self)
 {
     return self->board_path;
+}
+
+gq_hop *
+gq_lanes_hop (gq_lanes *self)
+{
+    return self->hop;
+}
+
+const char *
+gq_lanes_hop_path (const gq_lanes *self)
+{
+    return self->hop_path;
 }
 
 /* A mapped file for a new life; NULL: *error says why. */
@@ -488,15 +522,19 @@ gq_lanes_goes_inline (gq_lanes *self, uint32_t actor, uint32_t epoch)
         }
 }
 
+/* Of the block that a lease word names. */
+static uint32_t
+bit_of (unsigned lease)
+{
+    return lease >= 1 && lease <= GQ_BOARD_BLOCKS ? 1u << (lease - 1) : 0;
+}
+
 uint32_t
 gq_lanes_leased (const gq_lanes *self)
 {
-    uint32_t leased = 0;
-    for (size_t i = 0; i < self->count; i++) {
-        unsigned lease = atomic_load (&words_of (self->lanes[i])->lease);
-        if (lease >= 1 && lease <= GQ_BOARD_BLOCKS)
-            leased |= 1u << (lease - 1);
-    }
+    uint32_t leased = self->hop == NULL ? 0 : bit_of (gq_hop_leased (self->hop));
+    for (size_t i = 0; i < self->count; i++)
+        leased |= bit_of (atomic_load (&words_of (self->lanes[i])->lease));
     return leased;
 }
 

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "board.h"
+#include "hop.h"
 #include "ledger.h"
 
 typedef struct gq_lanes gq_lanes;
@@ -43,6 +44,9 @@ void gq_lanes_sweep (const char *directory);
 
 gq_board *gq_lanes_board (gq_lanes *lanes);
 const char *gq_lanes_board_path (const gq_lanes *lanes);
+/* The way to and from a broker of this host, and its path; NULL: there is no room for it. */
+gq_hop *gq_lanes_hop (gq_lanes *lanes);
+const char *gq_lanes_hop_path (const gq_lanes *lanes);
 
 /*
  * An actor was granted `epoch`: fence its earlier life, and make a file for this one, for `window`

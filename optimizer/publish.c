@@ -27,8 +27,8 @@ gq_publish_subscriptions (gq_publisher *self)
         self->weights_ns = 0;
 }
 
-static bool
-publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
+static gq_frame
+weights_frame (const gq_core *core)
 {
     gq_frame frame = {.kind = GQ_KIND_WEIGHTS,
                       .encoding = GQ_ENCODING_F32,
@@ -41,14 +41,52 @@ publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
                       .applied = core->applied,
                       .payload_bytes = core->layout.element_count * sizeof (float)};
     memcpy (frame.run, core->run, GQ_RUN_ID_BYTES);
+    return frame;
+}
+
+/* Does the broker read large versions from the board? */
+static bool
+broker_reads (const gq_publisher *self, const gq_core *core)
+{
+    const gq_hop *hop = core->lanes == NULL || self->last ? NULL : gq_lanes_hop (core->lanes);
+    return hop != NULL && core->layout.element_count * sizeof (float) >= GQ_HOP_PAYLOAD_MIN &&
+           gq_hop_attached (hop);
+}
+
+/* The current version, to a broker that reads it from the board: it is told where it is shown. */
+static bool
+send_ticket (const gq_publisher *self, const gq_core *core, const gq_frame *frame)
+{
+    static const gq_hop_ticket none = {.number = 0};
+    uint8_t message[GQ_HOP_MESSAGE_BYTES];
+    uint64_t shown;
+    if (!gq_board_peek (gq_lanes_board (core->lanes), &shown) || shown != frame->version)
+        return false;
+    gq_frame_encode_summed (frame, 0, message);
+    gq_hop_write (&none, message);
+    return gq_socket_send (self->socket, message, sizeof message) == GQ_OK;
+}
+
+static bool
+send_whole (const gq_publisher *self, gq_core *core, const gq_frame *frame)
+{
     zmq_msg_t message;
+    if (gq_buffers_lend (core->buffers, frame, &message) != GQ_OK)
+        return false;
+    if (zmq_msg_send (&message, self->socket, ZMQ_DONTWAIT) >= 0)
+        return true;
+    zmq_msg_close (&message);
+    return false;
+}
+
+static bool
+publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
+{
+    const gq_frame frame = weights_frame (core);
     self->attempt_ns = now_ns;
-    if (gq_buffers_lend (core->buffers, &frame, &message) != GQ_OK)
+    if (!(broker_reads (self, core) ? send_ticket (self, core, &frame)
+                                    : send_whole (self, core, &frame)))
         return false;
-    if (zmq_msg_send (&message, self->socket, ZMQ_DONTWAIT) < 0) {
-        zmq_msg_close (&message);
-        return false;
-    }
     self->repeats = core->version == self->version && self->weights_ns != 0 ? self->repeats + 1 : 0;
     uint64_t soon_ns = WEIGHTS_REPEAT_NS + WEIGHTS_REPEAT_NS_PER_BYTE * frame.payload_bytes;
     self->repeat_ns = now_ns + (self->repeats == 0 && soon_ns < REPEAT_NS ? soon_ns : REPEAT_NS);
@@ -59,7 +97,7 @@ publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
     return true;
 }
 
-/* Show the current version to actors of this host. */
+/* Show the current version to readers of this host. */
 static void
 show (gq_publisher *self, gq_core *core, uint64_t now_ns)
 {
@@ -67,7 +105,8 @@ show (gq_publisher *self, gq_core *core, uint64_t now_ns)
     gq_board *board = gq_lanes_board (core->lanes);
     if (!core->has_weights || (gq_board_peek (board, &shown) && shown == core->version))
         return;
-    if (!gq_buffers_show (core->buffers, core->version)) {
+    const gq_frame frame = weights_frame (core);
+    if (!gq_buffers_show (core->buffers, &frame)) {
         self->show_ns = now_ns + RETRY_NS;
     } else if (self->show_ns != 0) {
         self->show_ns = 0;
@@ -139,10 +178,10 @@ publish_acks (gq_publisher *self, gq_core *core, uint64_t now_ns)
 void
 gq_publish_due (gq_publisher *self, gq_core *core, uint64_t now_ns)
 {
-    if (now_ns >= weights_next_ns (self, core))
-        publish_weights (self, core, now_ns);
     if (core->lanes != NULL)
         show (self, core, now_ns);
+    if (now_ns >= weights_next_ns (self, core))
+        publish_weights (self, core, now_ns);
     publish_acks (self, core, now_ns);
 }
 

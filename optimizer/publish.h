@@ -14,6 +14,7 @@ typedef struct gq_publisher {
     void *socket;         /* XPUB, borrowed */
     gq_interest interest; /* nobody's: no weights are sent, nor made into a frame */
     uint64_t interval_ns; /* least time between two versions */
+    bool last;            /* nobody will be there to read from: weights go whole */
     uint64_t weights_ns;  /* when weights last went out; 0: somebody waits for the first ones */
     uint64_t version;     /* of those */
     uint64_t attempt_ns;  /* last try to send weights */

@@ -24,6 +24,8 @@ typedef struct replayer {
     gq_shm lane;          /* of the actor whose gradient was replayed last; */
     atomic_ullong *holds; /* what its slot held must still be there after that; NULL: no slot */
     uint64_t number;
+    const uint8_t *frame;  /* or the frame, of lane inline */
+    gq_hop *hop;           /* to the broker of the last life; NULL: none */
     float *zeros;          /* f32[count], for a gradient of which nothing is left; or NULL */
     gq_journal_end unmade; /* before the record that recovery->unmade is about */
 } replayer;
@@ -141,20 +143,47 @@ find_in_slot (replayer *self, const gq_frame *frame)
     return gq_lane_file_slot (&self->lane, identity.count, frame->slot);
 }
 
-/* The frame of the last step that was begun, in the live state, if it has this very header. */
+/* Is it the frame with this very header, and whole? */
 static bool
-find_in_hand (const replayer *self, const uint8_t *header, const gq_frame *frame, gq_record *found)
+is_frame (const replayer *self, const uint8_t *bytes, const uint8_t *header, const gq_frame *frame)
 {
-    const uint8_t *hand = self->live == NULL ? NULL : gq_live_hand (self->live);
-    const size_t size = GQ_FRAME_HEADER_BYTES + (size_t)frame->payload_bytes;
-    if (hand == NULL || frame->count != self->core->layout.element_count ||
-        memcmp (hand, header, GQ_FRAME_HEADER_BYTES) != 0 ||
-        gq_frame_check_payload (hand, size) != GQ_OK)
+    return bytes != NULL && frame->count == self->core->layout.element_count &&
+           memcmp (bytes, header, GQ_FRAME_HEADER_BYTES) == 0 &&
+           gq_frame_check_payload (bytes, GQ_FRAME_HEADER_BYTES + (size_t)frame->payload_bytes) ==
+               GQ_OK;
+}
+
+/* The way to the broker that the last life had. */
+static void
+look_for_hop (replayer *self)
+{
+    const gq_layout *layout = &self->core->layout;
+    gq_hop_identity identity = {.digest = layout->digest, .count = layout->element_count};
+    char path[PATH_MAX];
+    memcpy (identity.run, self->core->run, GQ_RUN_ID_BYTES);
+    if (self->hop == NULL &&
+        snprintf (path, sizeof path, "%s/" GQ_HOP_NAME, self->recovery->lane_directory) < PATH_MAX)
+        (void)!gq_hop_look (&self->hop, path, &identity, NULL);
+}
+
+/* The frame of the last step that was begun: in the live state, or where the broker put it. */
+static bool
+find_frame (replayer *self, const uint8_t *header, const gq_frame *frame, gq_record *found)
+{
+    const uint8_t *bytes = self->live == NULL ? NULL : gq_live_hand (self->live);
+    bool is = is_frame (self, bytes, header, frame);
+    if (!is)
+        look_for_hop (self);
+    for (uint32_t i = 0; !is && self->hop != NULL && i < GQ_HOP_SLOTS; i++) {
+        bytes = gq_hop_taken (self->hop, i);
+        is = is_frame (self, bytes, header, frame);
+    }
+    if (!is)
         return false;
     /* It is then all that a record of it as a whole would be. */
     found->kind = GQ_RECORD_GRADIENT;
-    found->payload = hand;
-    found->payload_bytes = size;
+    found->payload = self->frame = bytes;
+    found->payload_bytes = GQ_FRAME_HEADER_BYTES + (size_t)frame->payload_bytes;
     return true;
 }
 
@@ -162,9 +191,9 @@ find_in_hand (const replayer *self, const uint8_t *header, const gq_frame *frame
 static bool
 still_there (const replayer *self, const gq_record *record)
 {
-    return self->holds != NULL
-               ? atomic_load (self->holds) == self->number
-               : memcmp (gq_live_hand (self->live), record->payload, GQ_FRAME_HEADER_BYTES) == 0;
+    if (self->holds != NULL)
+        return atomic_load (self->holds) == self->number;
+    return self->frame != NULL && memcmp (self->frame, record->payload, GQ_FRAME_HEADER_BYTES) == 0;
 }
 
 /* The gradient that a record names, into *found, which is a copy of it.  After another boot the
@@ -176,6 +205,7 @@ find_gradient (replayer *self, const gq_record *record, gq_record *found)
     uint64_t boot;
     gq_shm_close (&self->lane);
     self->holds = NULL;
+    self->frame = NULL;
     if (self->recovery->lane_directory == NULL ||
         record->payload_bytes != GQ_FRAME_HEADER_BYTES + sizeof boot ||
         gq_frame_decode_header (record->payload, &frame) != GQ_OK)
@@ -187,7 +217,7 @@ find_gradient (replayer *self, const gq_record *record, gq_record *found)
     if (boot != now || boot == 0)
         return false;
     if (frame.lane == GQ_LANE_INLINE)
-        return find_in_hand (self, record->payload, &frame, found);
+        return find_frame (self, record->payload, &frame, found);
     const float *slot = find_in_slot (self, &frame);
     if (slot == NULL || !still_there (self, record))
         return false;
@@ -334,6 +364,7 @@ forget_live (replayer *self)
     gq_shm_close (&self->lane);
     gq_live_free (&self->live);
     gq_board_close (&self->board);
+    gq_hop_close (&self->hop);
     free (self->zeros);
 }
 

@@ -243,7 +243,10 @@ serve_message (server *self, const json_t *message)
         const char *text = json_string_value (json_object_get (message, "message"));
         give_up (self, GQ_REFUSED, text != NULL ? text : "refused by the broker");
     } else {
+        const bool shared = self->core.lanes != NULL;
         json_t *answer = gq_hello_answer (&self->core, &self->run.identity, message);
+        if (self->core.lanes != NULL && !shared)
+            self->report_ns = 0; /* the broker may share memory, too */
         /* A grant is a promise too: as safe as --fsync says, before it is given. */
         if (self->run.journal.failed || gq_run_sync (&self->run, gq_now_ns ()) != GQ_OK) {
             disk_failed (self);
@@ -414,6 +417,8 @@ finish (server *self, gq_error *error)
     self->taken.due_ns = 0;
     gq_taken_report (&self->taken, zsock_resolve (self->sockets.control), gq_now_ns ());
     self->publisher.interval_ns = 0;
+    self->publisher.last = true;
+    self->publisher.weights_ns = 0;
     publish (self);
     gq_status status = self->end == GQ_OK ? write_checkpoint (self, error)
                                           : gq_fail (error, self->end, "%s", self->reason.text);

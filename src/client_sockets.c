@@ -57,12 +57,12 @@ gq_client_open_data (gq_client *client, gq_error *error)
     uint64_t frames = WEIGHTS_BYTES / frame_bytes;
     frames = frames < WEIGHTS_HWM_MIN ? WEIGHTS_HWM_MIN : frames;
     frames = frames > WEIGHTS_HWM_MAX ? WEIGHTS_HWM_MAX : frames;
-    /* Small buffers make the broker's depth the true one: what is not in its queue is still here.
-     * The linger lets a last gradient out that close no longer waits for. */
+    /* A high-water mark of one: what the broker does not read stays here, but for one message and
+     * what the kernel's buffers take.  The linger lets a last gradient out that close no longer
+     * waits for. */
     const gq_socket_options push = {.type = ZMQ_PUSH,
                                     .send_hwm = 1,
                                     .receive_hwm = 1,
-                                    .buffer_bytes = 64 * 1024,
                                     .message_bytes_max = GQ_CONTROL_BYTES_MAX,
                                     .linger_ms = 1000};
     const gq_socket_options weights = {.type = ZMQ_SUB,

@@ -40,6 +40,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "payloads are little-endian floats used in place");
 
 #define FLAG_FINITE 1u
+/* Bytes that are copied while the first-level cache still has them for their checksum. */
+#define COPIED 8192
 
 static void
 put16 (uint8_t *at, uint16_t value)
@@ -148,8 +150,28 @@ gq_crc32c (const void *bytes, size_t size)
     return gq_crc32c_more (0, bytes, size);
 }
 
+uint32_t
+gq_crc32c_copy (void *restrict to, const void *restrict from, size_t size)
+{
+    uint32_t crc = 0;
+    for (size_t at = 0; at < size; at += COPIED) {
+        const size_t piece = size - at < COPIED ? size - at : COPIED;
+        memcpy ((uint8_t *)to + at, (const uint8_t *)from + at, piece);
+        crc = gq_crc32c_more (crc, (const uint8_t *)to + at, piece);
+    }
+    return crc;
+}
+
 void
 gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *header)
+{
+    gq_frame_encode_summed (
+        frame, frame->lane == GQ_LANE_INLINE ? gq_crc32c (payload, frame->payload_bytes) : 0,
+        header);
+}
+
+void
+gq_frame_encode_summed (const gq_frame *frame, uint32_t payload_crc, uint8_t *header)
 {
     memset (header, 0, GQ_FRAME_HEADER_BYTES);
     put32 (header + AT_MAGIC, GQ_FRAME_MAGIC);
@@ -171,8 +193,7 @@ gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *header)
     put64 (header + AT_APPLIED, frame->applied);
     put64 (header + AT_PAYLOAD_BYTES, frame->payload_bytes);
     put32 (header + AT_FLAGS, frame->finite ? FLAG_FINITE : 0);
-    if (frame->lane == GQ_LANE_INLINE)
-        put32 (header + AT_PAYLOAD_CRC, gq_crc32c (payload, frame->payload_bytes));
+    put32 (header + AT_PAYLOAD_CRC, payload_crc);
     put32 (header + AT_HEADER_CRC, gq_crc32c (header, AT_HEADER_CRC));
 }
 

@@ -16,6 +16,9 @@ uint32_t gq_crc32c (const void *bytes, size_t size);
 /* The CRC of what `crc` covers followed by bytes[size]. */
 uint32_t gq_crc32c_more (uint32_t crc, const void *bytes, size_t size);
 
+/* to[size] = from[size], and its CRC, in one pass. */
+uint32_t gq_crc32c_copy (void *restrict to, const void *restrict from, size_t size);
+
 /* The CRC of what `crc` covers followed by `size` bytes whose own CRC is `behind`.  O(log size). */
 uint32_t gq_crc32c_join (uint32_t crc, uint32_t behind, uint64_t size);
 
@@ -25,6 +28,9 @@ uint32_t gq_crc32c_join (uint32_t crc, uint32_t behind, uint64_t size);
  * memory needs no checksum, and a pass over it would cost as much as a third of Adam's step.
  */
 void gq_frame_encode (const gq_frame *frame, const void *payload, uint8_t *header);
+
+/* The same for a payload whose CRC is known; on lane shm it is 0. */
+void gq_frame_encode_summed (const gq_frame *frame, uint32_t payload_crc, uint8_t *header);
 
 /*
  * Read and check the header at bytes[size], where size is the whole message: magic, protocol

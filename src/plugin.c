@@ -36,11 +36,15 @@ struct gq_rule {
 };
 
 /* What one step needs. */
+/* Alignment that plug-ins are promised. */
+#define VECTOR_BYTES 64
+
 typedef struct rule_pass {
     const gq_rule *rule;
     const float *weights, *gradient, *constants;
     float *next;
     float scale;
+    bool in_place;              /* the gradient is used where it lies */
     float *after[GQ_SLOTS_MAX]; /* where slots lie behind it, NULL: where they are */
     atomic_bool unsound;        /* an element of the gradient was not finite */
 } rule_pass;
@@ -309,14 +313,15 @@ apply_block (rule_pass *pass, uint64_t k)
     const uint64_t size = state->n - at < GQ_SLIDE ? state->n - at : GQ_SLIDE;
     const float *before[GQ_SLOTS_MAX] = {NULL};
     float *after[GQ_SLOTS_MAX] = {NULL};
-    _Alignas(64) float gradient[GQ_SLIDE];
+    _Alignas(VECTOR_BYTES) float copy[GQ_SLIDE];
+    const float *gradient = pass->in_place ? pass->gradient + at : copy;
     for (size_t i = 0; i < state->slot_count; i++)
         if (pass->after[i] != NULL) {
             before[i] = state->slots[i] + at;
             after[i] = pass->after[i] + at;
         }
     /* It may lie in memory that an actor goes on writing: what is applied is what was looked at. */
-    if (!gq_copy_finite (gradient, pass->gradient + at, size))
+    if (!pass->in_place && !gq_copy_finite (copy, pass->gradient + at, size))
         atomic_store_explicit (&pass->unsound, true, memory_order_relaxed);
     rule->plugin->apply[rule->level](pass->constants, pass->scale, size, pass->weights + at,
                                      pass->next + at, gradient, before, after);
@@ -371,7 +376,7 @@ sweep (gq_rule *rule, rule_pass *pass, atomic_ullong *done)
 
 bool
 gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *gradient,
-                 float scale, atomic_ullong *done)
+                 float scale, bool sound, atomic_ullong *done)
 {
     assert (rule->state.n == 0 || weights + rule->state.n <= next ||
             next + rule->state.n <= weights);
@@ -381,6 +386,7 @@ gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *
                       .weights = weights,
                       .next = next,
                       .gradient = gradient,
+                      .in_place = sound && (uintptr_t)gradient % VECTOR_BYTES == 0,
                       .scale = clipped_scale (rule, gradient, scale),
                       .constants = constants};
     rule->state.steps++;
@@ -401,7 +407,7 @@ gq_rule_step (gq_rule *rule, const float *weights, float *next, const float *gra
 {
     atomic_ullong done;
     atomic_init (&done, 0);
-    (void)gq_rule_step_on (rule, weights, next, gradient, scale, &done);
+    (void)gq_rule_step_on (rule, weights, next, gradient, scale, false, &done);
 }
 
 const gq_optimizer *

@@ -70,10 +70,11 @@ void gq_rule_step (gq_rule *rule, const float *weights, float *next, const float
  * and steps from before it, and the memory of `next` and slots as it was left.
  *
  * Each element of the gradient is read once (twice when clipping), and one that is not finite
- * counts as 0.  false: there were such.
+ * counts as 0.  false: there were such.  `sound`: it was looked at and nobody writes it, so that
+ * none is looked for.
  */
 bool gq_rule_step_on (gq_rule *rule, const float *weights, float *next, const float *gradient,
-                      float scale, atomic_ullong *done);
+                      float scale, bool sound, atomic_ullong *done);
 
 /* Share steps among these threads from now on: the same bits.  `crew` is borrowed, NULL for none.
  * GQ_OK; GQ_MEMORY: the calling thread does all of a step. */

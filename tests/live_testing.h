@@ -12,7 +12,13 @@
 
 #include "lane_file.h"
 
-enum { BLOCKS = 4, COUNT = 3 * GQ_SLIDE + 77, EVENTS = 9, PAIR = 2, SLOTS = 3, INLINE_EACH = 4 };
+/* What a suite may say before it includes this. */
+#ifndef LIVE_BLOCKS
+#define LIVE_BLOCKS 4
+#endif
+
+enum { BLOCKS = LIVE_BLOCKS, COUNT = (BLOCKS - 1) * GQ_SLIDE + 77 };
+enum { EVENTS = 9, PAIR = 2, SLOTS = 3, INLINE_EACH = 4 };
 
 /* What a life is told, and what it tells. */
 typedef struct order {
@@ -23,6 +29,7 @@ typedef struct order {
     bool cleans_up;    /* and then removes what nobody needs, as a clean end does */
     bool only_opens;   /* stops when its run is open: nothing of it is in a checkpoint yet */
     bool shares_not;   /* no board, as with --lane inline: all gradients are whole */
+    bool by_ticket;    /* whole ones go by way of the broker's memory */
 } order;
 
 typedef struct report {
@@ -80,17 +87,69 @@ sequence_of (unsigned event)
     return (is_whole (event) ? event / INLINE_EACH : (event - event / INLINE_EACH) / PAIR) + 1;
 }
 
+static bool by_ticket; /* this life's order */
+
+static inline gq_status
+open_hop (gq_hop **hop, const char *directory_of_lanes, const uint8_t *of_run, uint32_t term,
+          uint64_t layout)
+{
+    char path[PATH_MAX];
+    char board[PATH_MAX];
+    gq_hop_identity identity = {.term = term, .digest = layout, .count = COUNT};
+    memcpy (identity.run, of_run, GQ_RUN_ID_BYTES);
+    snprintf (path, sizeof path, "%.4000s/" GQ_HOP_NAME, directory_of_lanes);
+    snprintf (board, sizeof board, "%.4000s/board", directory_of_lanes);
+    return gq_hop_open (hop, path, board, &identity, NULL);
+}
+
+/* As many frames as there is room for, and none of them sense. */
+static inline unsigned
+put_nonsense (gq_hop *hop)
+{
+    static uint8_t bytes[GQ_FRAME_HEADER_BYTES + COUNT * sizeof (float)];
+    gq_hop_ticket ticket;
+    unsigned count = 0;
+    memset (bytes, 0xff, sizeof bytes);
+    while (gq_hop_put (hop, bytes, sizeof bytes, &ticket))
+        count++;
+    return count;
+}
+
+/* A frame by way of a broker's memory; the broker is another one each time. */
+static inline gq_outcome
+take_by_hop (const gq_frame *frame, const void *payload)
+{
+    uint8_t message[GQ_HOP_MESSAGE_BYTES];
+    gq_frame read;
+    gq_hop *hop;
+    gq_hop_ticket ticket;
+    gq_status reason;
+    size_t size;
+    uint8_t *bytes = support_message (frame, payload, &size);
+    MUST (open_hop (&hop, run.lane_directory, core.run, core.term, core.layout.digest) == GQ_OK);
+    MUST (gq_hop_put (hop, bytes, size, &ticket));
+    memcpy (message, bytes, GQ_FRAME_HEADER_BYTES);
+    gq_hop_write (&ticket, message);
+    free (bytes);
+    const gq_outcome outcome = gq_core_take (&core, message, sizeof message, &read, &reason);
+    /* Nobody may look there again. */
+    MUST (put_nonsense (hop) == GQ_HOP_SLOTS);
+    gq_hop_close (&hop);
+    return outcome;
+}
+
 /* A frame that comes whole; each second one of them in bf16. */
 static inline gq_outcome
 play_whole (const gq_frame *frame, const float *values, bool half)
 {
     static uint16_t halves[COUNT];
+    const gq_frame other = half ? support_bf16 (*frame) : *frame;
+    const void *payload = half ? (const void *)halves : values;
     gq_status reason;
-    if (!half)
-        return take_frame (frame, values, &reason);
-    const gq_frame other = support_bf16 (*frame);
     gq_bf16_encode (values, halves, COUNT);
-    return take_frame (&other, halves, &reason);
+    if (by_ticket && core.lanes != NULL)
+        return take_by_hop (&other, payload);
+    return take_frame (&other, payload, &reason);
 }
 
 /* Event `event`: a gradient of one of a PAIR on lane shm, or each INLINE_EACH-th a whole one of an
@@ -163,6 +222,7 @@ live (const order *given, report *told)
     gq_error error = {""};
     if (given->crash != NULL)
         setenv ("GRADQ_TEST_CRASH", given->crash, 1);
+    by_ticket = given->by_ticket;
     told->status = try_open (given->words, &error);
     snprintf (told->error, sizeof told->error, "%.500s", error.text);
     if (told->status != GQ_OK)

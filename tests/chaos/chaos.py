@@ -110,7 +110,8 @@ class Chaos:
         self.clients = [Child(self.directory, f"client{i}", [
             self.build / "tests/chaos_client", reached, i, self.seed, log,
             *(f"{key}={value}" for key, value in keys.items()),
-            f"bf16={int(i < self.settings['bf16'])}"],
+            f"bf16={int(i < self.settings['bf16'])}",
+            f"inline={int(i < self.settings['inline'])}"],
             far if not far_optimizer and i % 2 == 0 else []) for i, log in enumerate(self.logs)]
         self.children = [self.broker, self.optimizer, *self.clients]
 

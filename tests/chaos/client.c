@@ -35,11 +35,11 @@
 /* Lines of one look: a whole window settled, and one version. */
 #define TEXT_MAX ((GQ_WINDOW_MAX + 1) * 64)
 
-enum { HALF, WINDOW, PAUSE_US, RESEND_MS, COUNT, ODD, BF16, KEY_COUNT };
+enum { HALF, WINDOW, PAUSE_US, RESEND_MS, COUNT, ODD, BF16, INLINE, KEY_COUNT };
 
 /* half: elements in each of the two tensors.  pause_us: between two gradients, so that the oracle's
  * loop in Python can follow.  count: gradients to push.  odd: one gradient in this many is NaN, one
- * infinite; 0: none.  bf16: 1 is that encoding. */
+ * infinite; 0: none.  bf16: 1 is that encoding.  inline: 1 is that lane, whatever is offered. */
 static const struct {
     const char *name;
     uint64_t value;
@@ -49,7 +49,8 @@ static const struct {
                      [RESEND_MS] = {"resend_ms", 200},
                      [COUNT] = {"count", UINT64_MAX},
                      [ODD] = {"odd", 64},
-                     [BF16] = {"bf16", 0}};
+                     [BF16] = {"bf16", 0},
+                     [INLINE] = {"inline", 0}};
 
 typedef struct chaos_client {
     gq_client *client;
@@ -256,6 +257,7 @@ open_client (chaos_client *self, const char *address, uint32_t actor)
     config.initial = initial;
     config.interrupted = interrupted;
     config.encoding = self->set[BF16] != 0 ? "bf16" : "f32";
+    config.lane = self->set[INLINE] != 0 ? "inline" : "auto";
     gq_status status = gq_client_open (&self->client, &config, &error);
     free (initial);
     if (status != GQ_OK && status != GQ_CLOSED)

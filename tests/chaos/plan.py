@@ -3,6 +3,7 @@ import random
 
 LARGE_HALF = 50_000  # elements in each of two tensors: 400 KB a gradient, 160 fill a segment
 SMALL_HALF = 32
+MIDDLE_HALF = 600       # more than a page: those of lane inline go by the hop
 SWAPPED_IN = 3  # one seed in three changes rules
 LARGE_IN = 5    # one in five has a large layout
 
@@ -50,7 +51,7 @@ def choose(seed: int) -> dict:
     """Settings of one seed.  Those with a dash in their name, and aggregate, are options."""
     chance = random.Random(f"plan {seed}")
     large = seed % LARGE_IN == 0
-    half = LARGE_HALF if large else SMALL_HALF
+    half = LARGE_HALF if large else MIDDLE_HALF if seed % 2 == 0 else SMALL_HALF
     # Neighbouring seeds begin with different rules, so that a few seeds have all of them.
     names = ["adam", "rmsprop", "lion", "sgd", "adagrad", "adamw"]
     names = names[seed % 6:] + names[:seed % 6]
@@ -67,7 +68,8 @@ def choose(seed: int) -> dict:
             "checkpoint-interval-s": 0.1 if large else 0.3,
             "publish-interval-ms": 50 if large else chance.choice((0, 0, 20)),
             "lane": "inline" if seed // 4 % 2 == 0 else "auto",  # auto: shared memory
-            "bf16": seed % 3}  # so many clients speak it on lane inline
+            "bf16": seed % 3,  # so many clients speak it on lane inline,
+            "inline": 1 + seed // 3 % 3}  # and so many are on it whatever is offered
 
 
 def option_words(settings: dict) -> list:

@@ -227,7 +227,7 @@ class Actor:
     def open_data(self):
         for socket in self.data_sockets:
             socket.close()
-        self.gradients = self.socket(zmq.PUSH, SNDHWM=1, SNDBUF=65536, IMMEDIATE=1, LINGER=1000)
+        self.gradients = self.socket(zmq.PUSH, SNDHWM=1, IMMEDIATE=1, LINGER=1000)
         self.weights = self.socket(zmq.SUB, RCVHWM=64)
         self.acks = self.socket(zmq.SUB, RCVHWM=1024)
         self.data_sockets = [self.gradients, self.weights, self.acks]

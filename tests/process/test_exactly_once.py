@@ -26,7 +26,10 @@ RAGE_S = 3
 # What a seed would choose otherwise, see tests/chaos/plan.py.
 PLAIN = {"rules": [["adam"]], "aggregate": 1, "max-staleness": "inf", "window": 4, "half": 32,
          "pause": 1000, "journal": "keep", "checkpoint-interval-s": 0.3, "publish-interval-ms": 0,
-         "bf16": 0}
+         "bf16": 0, "inline": 0}
+# How gradients come: through sockets only; in memory shared with actors; or with the broker.
+WAYS = {"inline": {"lane": "inline"}, "shm": {"lane": "auto"},
+        "hop": {"lane": "auto", "inline": 4, "half": plan.MIDDLE_HALF}}
 # On lane inline, where the journal holds gradients: one that only names them fills no segment.
 LARGE = {"half": 50_000, "pause": 5000, "journal": "recycle", "checkpoint-interval-s": 0.1,
          "publish-interval-ms": 50, "lane": "inline"}
@@ -67,14 +70,14 @@ def replay(one: Chaos, *words) -> subprocess.CompletedProcess:
                           capture_output=True, text=True, timeout=60 * SLOW, check=False)
 
 
-LANES = pytest.mark.parametrize("lane", ["inline", "auto"])  # auto: shared memory
+ALL_WAYS = pytest.mark.parametrize("way", WAYS)
 
 
-@LANES
+@ALL_WAYS
 @pytest.mark.parametrize("fsync", ["never", "always"])
 @pytest.mark.parametrize("mode", ["ipc", "tcp"])
-def test_random_kills_lose_double_and_tear_nothing(chaos, mode, fsync, lane):
-    one = chaos(mode, fsync=fsync, lane=lane)
+def test_random_kills_lose_double_and_tear_nothing(chaos, mode, fsync, way):
+    one = chaos(mode, fsync=fsync, **WAYS[way])
     one.rage()
     examined(one)
     assert one.counts["kill optimizer"] > 0 and one.counts["kill broker"] > 0, one.counts
@@ -114,25 +117,24 @@ def test_kills_while_the_journal_is_recycled_lose_nothing(chaos):
     assert examined(one)["recycled"] > 0
 
 
-@LANES
-def test_a_network_that_drops_doubles_swaps_and_resets_loses_and_doubles_nothing(chaos, lane):
-    one = chaos("relay", fsync="never", lane=lane)
+@ALL_WAYS
+def test_a_network_that_drops_doubles_swaps_and_resets_loses_and_doubles_nothing(chaos, way):
+    one = chaos("relay", fsync="never", **WAYS[way])
     one.weights = {"client": 1}
     one.rage()
     examined(one)
     one.end()
     # "lost": no copy had come through when it was dropped.  "resent": it came again, where that is
     # needed: on lane shm the optimizer finds it by itself.
-    wanted = ("drop", "duplicate", "reorder", "lost", *(("resent",) if lane == "inline" else ()))
+    wanted = ("drop", "duplicate", "reorder", "lost", *(("resent",) if way != "shm" else ()))
     assert not one.wrong and all(one.counts["relay " + each] > 0 for each in wanted), one.counts
 
 
-@pytest.mark.parametrize(("point", "lane"), [(point, lane) for point in CRASHES
-                                             for lane in ("inline", "auto")
-                                             if lane == "auto" or "commit" not in point])
-def test_death_at_a_named_point_loses_and_doubles_nothing(chaos, point, lane):
+@pytest.mark.parametrize(("point", "way"), [(point, way) for point in CRASHES for way in WAYS
+                                            if way != "inline" or "commit" not in point])
+def test_death_at_a_named_point_loses_and_doubles_nothing(chaos, point, way):
     # The state is committed only where it outlives the process: with the defaults.
-    one = chaos(fsync="never", lane=lane, journal="recycle" if lane == "auto" else "keep")
+    one = chaos(fsync="never", journal="keep" if way == "inline" else "recycle", **WAYS[way])
     for _ in range(20):
         one.crash(point)
         if one.counts["crash " + point] > 0:

@@ -63,8 +63,8 @@ class Sockets:
         try:
             # Small buffers: what the queue has not taken stays here, and its depth is the true one.
             opened.append(self._connect(
-                zmq.PUSH, endpoints["gradients"], IMMEDIATE=1, LINGER=1000, SNDBUF=65536,
-                RCVBUF=65536, MAXMSGSIZE=CONTROL_BYTES_MAX))
+                zmq.PUSH, endpoints["gradients"], IMMEDIATE=1, LINGER=1000,
+                MAXMSGSIZE=CONTROL_BYTES_MAX))
             opened.append(self._connect(zmq.SUB, endpoints["weights"], RCVHWM=frames,
                                         MAXMSGSIZE=frame_bytes))
             opened.append(self._connect(zmq.SUB, endpoints["acks"], RCVHWM=ACKS_FRAMES,
