@@ -167,6 +167,7 @@ take_ticket (relay_thread *self, const gq_frame *frame)
     if (again) {
         send_kept (self->weights, &self->last_weights);
         self->sent_ns = gq_now_ns ();
+        self->waited_for = false;
     } else if (!here) { /* else it was overtaken: what is newer is on its way to the readers */
         fetch (self);
     }
@@ -187,7 +188,9 @@ relay (relay_thread *self, zmq_msg_t *message)
             return;
         if (by_hop) {
             take_ticket (self, &frame);
-        } else {
+        } else if (self->fetched.kind == 0 || self->fetched.term != frame.term ||
+                   self->fetched.version <= frame.version) {
+            /* Not behind what was fetched for an earlier ticket. */
             self->fetched = (gq_frame){.kind = 0};
             relay_weights (self, message);
         }

@@ -53,7 +53,8 @@ broker_reads (const gq_publisher *self, const gq_core *core)
            gq_hop_attached (hop);
 }
 
-/* The current version, to a broker that reads it from the board: it is told where it is shown. */
+/* The current version, to a broker that reads it from the board.  false: readers hold all blocks,
+ * so that it is not shown; or there is no room for the message. */
 static bool
 send_ticket (const gq_publisher *self, const gq_core *core, const gq_frame *frame)
 {
@@ -84,8 +85,8 @@ publish_weights (gq_publisher *self, gq_core *core, uint64_t now_ns)
 {
     const gq_frame frame = weights_frame (core);
     self->attempt_ns = now_ns;
-    if (!(broker_reads (self, core) ? send_ticket (self, core, &frame)
-                                    : send_whole (self, core, &frame)))
+    if (!(broker_reads (self, core) && send_ticket (self, core, &frame)) &&
+        !send_whole (self, core, &frame))
         return false;
     self->repeats = core->version == self->version && self->weights_ns != 0 ? self->repeats + 1 : 0;
     uint64_t soon_ns = WEIGHTS_REPEAT_NS + WEIGHTS_REPEAT_NS_PER_BYTE * frame.payload_bytes;
