@@ -32,7 +32,9 @@ gq_bench_print_head (const gq_bench_machine *machine, const gq_bench_limits *lim
     printf (
         "\n# loop_per_s: gradients pushed, applied, acknowledged and their weights seen; ratio: "
         "to the bare kernel_per_s; ratio_2hop: to zmq_round_per_s, raw ZeroMQ moving the same "
-        "bytes; ratio_rule: to zmq_rule_per_s, the same with the bare rule where they turn; "
+        "bytes; ratio_rule: to zmq_rule_per_s, the same when who turns them round makes a step of "
+        "the "
+        "bare rule of each; "
         "zmq_echo_per_s: %d bytes out and back\n",
         GQ_FRAME_HEADER_BYTES + GQ_ACK_BYTES);
 }

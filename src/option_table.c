@@ -54,7 +54,7 @@ const gq_option_row gq_option_table[] = {
     TEXT ("init", OPTIMIZER, NULL, "FILE", "safetensors file with the first weights; its tensors become the layout"),
     FLAG ("resume", OPTIMIZER, "go on from the newest checkpoint of the run directory, if there is one"),
     NUMBER ("checkpoint-interval-s", OPTIMIZER, "10", 0, 86400, "s", "time between checkpoints; 0: only at a clean stop and on SIGUSR1"),
-    CHOICE ("journal", OPTIMIZER, "recycle", "recycle|keep|off", "journal of every decision: delete segments that checkpoints cover, keep them all, or write none (a crash then goes back to the last checkpoint)"),
+    CHOICE ("journal", OPTIMIZER, "recycle", "recycle|keep|off", "journal of every decision: delete segments that checkpoints cover, and by default only name gradients; keep all of them, with the gradients; or write none (a crash then goes back to the last checkpoint)"),
     CHOICE ("fsync", OPTIMIZER, "never", "never|interval|always", "what the journal survives: the death of every process; also a loss of power but for the last moments; or that without exception"),
     NUMBER ("fsync-interval-ms", OPTIMIZER, "100", 1, 60000, "ms", "time between two syncs of the journal with --fsync interval"),
     CHOICE ("lane", OPTIMIZER, "auto", "auto|inline|shm", "auto, or shm as actors call it: offer memory shared with this process to actors of this host, and sockets to all others; inline: sockets to all"),

@@ -157,8 +157,8 @@ verify_numbers (const replay *self, replay *other, uint64_t before, uint64_t ver
                           "the journal behind checkpoint %" PRIu64,
                           version, before);
     if (status == GQ_OK)
-        printf ("not replayed %" PRIu64 " -> %" PRIu64 ": %" PRIu64 " gradients that lay in shared "
-                "memory are only named; ledger and counters verified (%" PRIu64 " records)\n",
+        printf ("not replayed %" PRIu64 " -> %" PRIu64 ": %" PRIu64 " gradients are only named in "
+                "the journal; ledger and counters verified (%" PRIu64 " records)\n",
                 before, version, other->recovery.named, other->recovery.replayed);
     return status;
 }
@@ -280,9 +280,9 @@ show (replay *self, gq_error *error)
     const bool unmade = status == GQ_OK && self->recovery.unmade;
     if (status == GQ_NOTFOUND && self->recovery.lost && until != UINT64_MAX)
         return gq_fail (error, status,
-                        "version %" PRIu64 " cannot be made: gradients before it lay in shared "
-                        "memory and are only named; version %" PRIu64 " can, and so can those of "
-                        "checkpoints (--journal keep keeps all)",
+                        "version %" PRIu64 " cannot be made: gradients before it are only named "
+                        "in the journal; version %" PRIu64 " can, and so can those of checkpoints "
+                        "(--journal keep keeps all)",
                         until, self->core.version);
     if ((status == GQ_MALFORMED || (status == GQ_NOTFOUND && self->recovery.lost) || unmade) &&
         self->lock_fd >= 0 && end->segment[0] != '\0' && end->lsn < self->cut_lsn) {
