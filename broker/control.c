@@ -151,8 +151,8 @@ take_report (gq_broker_control *self, const char *peer, const json_t *request, u
     gq_error error = {""};
     gq_status status = GQ_OK;
     if (role != NULL && streq (role, "optimizer") && bye) {
-        gq_registry_optimizer_gone (self->registry, peer);
-        gq_near_see (self->near, NULL);
+        if (gq_registry_optimizer_gone (self->registry, peer))
+            gq_near_see (self->near, NULL);
         /* Nobody will repeat the final version to a reader that was too slow for it. */
         zstr_send (self->relay, "REPEAT");
     } else if (role != NULL && streq (role, "optimizer")) {

@@ -166,8 +166,9 @@ see_peers (gradient_thread *self)
     while (zmq_recv (peers, &event, sizeof event, ZMQ_DONTWAIT) >= 0) {
         (void)gq_socket_whole (peers);
         gq_handed_peer (&self->handed, event == ZMQ_EVENT_ACCEPTED);
-        /* Whoever comes next has perhaps another memory, and what was on the way is lost. */
-        if (self->handed.peers == 0)
+        /* What was on the way to who left is lost, and whoever comes next has perhaps another
+         * memory.  It may have been a stranger, with tickets that nobody gives back. */
+        if (event != ZMQ_EVENT_ACCEPTED)
             gq_near_forget (self->near);
     }
 }

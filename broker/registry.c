@@ -113,11 +113,13 @@ gq_registry_peer (const gq_registry *registry, uint64_t now_ns)
     return alive (registry, now_ns) ? registry->peer : NULL;
 }
 
-void
+bool
 gq_registry_optimizer_gone (gq_registry *registry, const char *peer)
 {
-    if (strcmp (peer, registry->peer) == 0)
-        registry->optimizer_gone = true;
+    if (strcmp (peer, registry->peer) != 0)
+        return false;
+    registry->optimizer_gone = true;
+    return true;
 }
 
 /*

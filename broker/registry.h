@@ -32,8 +32,8 @@ GQ_CHECK gq_status gq_registry_optimizer (gq_registry *registry, const char *pee
 /* Peer of the optimizer to ask, NULL when none is alive. */
 const char *gq_registry_peer (const gq_registry *registry, uint64_t now_ns);
 
-/* The optimizer with this peer said goodbye. */
-void gq_registry_optimizer_gone (gq_registry *registry, const char *peer);
+/* The optimizer with this peer said goodbye.  false: it is another one. */
+bool gq_registry_optimizer_gone (gq_registry *registry, const char *peer);
 
 /* An actor's report or bye.  GQ_INVALID: no actor id in it. */
 GQ_CHECK gq_status gq_registry_actor (gq_registry *registry, const json_t *report, bool gone,

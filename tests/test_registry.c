@@ -146,9 +146,9 @@ Test (registry, after_a_bye_another_may_come_at_once)
 {
     begin ();
     cr_assert_eq (optimizer ("aa", RUN, 1, 0, 7, 1000), GQ_OK);
-    gq_registry_optimizer_gone (registry, "bb"); /* not its to say */
+    cr_assert_not (gq_registry_optimizer_gone (registry, "bb"), "not its to say");
     cr_assert_not_null (gq_registry_peer (registry, 1000 * MS_NS));
-    gq_registry_optimizer_gone (registry, "aa");
+    cr_assert (gq_registry_optimizer_gone (registry, "aa"));
     cr_assert_null (gq_registry_peer (registry, 1000 * MS_NS));
     expect_optimizer_state (1000, "gone");
     cr_assert_eq (optimizer ("bb", OTHER_RUN, 1, 0, 1, 1001), GQ_OK);

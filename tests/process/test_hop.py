@@ -64,8 +64,8 @@ def serve(build, start, run_dir, ipc_address):
     return begin
 
 
-def shared(broker) -> bool:
-    return "shares memory with the optimizer" in broker.stderr
+def shared(broker, times: int = 1) -> bool:
+    return broker.stderr.count("shares memory with the optimizer") >= times
 
 
 def test_large_gradients_take_the_hop_also_of_a_broker_that_comes_back(serve, run_dir):
@@ -83,6 +83,25 @@ def test_large_gradients_take_the_hop_also_of_a_broker_that_comes_back(serve, ru
     said = push(LARGE, 30)
     assert numbers_given(run_dir / "run") >= before + 30
     assert said["version"] == 100
+
+
+def test_tickets_that_a_stranger_took_do_not_end_the_hop(serve, run_dir, ipc_address):
+    broker, _, push, _ = serve()
+    push(LARGE, 1)
+    wait_for(lambda: shared(broker), 20, "the broker to share memory")
+    with zmq.Context() as context, context.socket(zmq.PULL) as stranger:
+        stranger.linger = 0
+        stranger.connect(f"{ipc_address}.gradients-out")
+        client = push.begin(LARGE, 20)
+        for _ in range(SLOTS):
+            assert stranger.poll(20_000), "the stranger got nothing"
+            stranger.recv()
+    # What it was given comes again, and the broker lets go of the slots that it had.
+    assert client.wait(60) == 0, client.report()
+    wait_for(lambda: shared(broker, 2), 20, "the broker to share memory again")
+    before = numbers_given(run_dir / "run")
+    push(LARGE, 30)
+    assert numbers_given(run_dir / "run") >= before + 30
 
 
 def test_small_gradients_go_through_the_sockets(serve, run_dir):
