@@ -13,11 +13,10 @@
 
 typedef struct holding {
     gq_hop *hop;
-    gq_hop_identity identity;
     unsigned users; /* 1 for being the current one */
 } holding;
 
-/* The current one, and one before it that somebody still uses. */
+/* The current one, and earlier ones that somebody still uses. */
 #define HOLDINGS_MAX 4
 
 struct gq_near {
@@ -87,13 +86,6 @@ identity_of (const json_t *report, gq_hop_identity *identity)
     return *end == '\0';
 }
 
-static bool
-same (const gq_hop_identity *a, const gq_hop_identity *b)
-{
-    return memcmp (a->run, b->run, GQ_RUN_ID_BYTES) == 0 && a->term == b->term &&
-           a->digest == b->digest && a->count == b->count;
-}
-
 /* Open what a report names, in a place of the table that is free. */
 static void
 open_new (gq_near *self, const json_t *report, const gq_hop_identity *identity)
@@ -108,7 +100,6 @@ open_new (gq_near *self, const json_t *report, const gq_hop_identity *identity)
     if (path == NULL || board == NULL || place == self->holdings + HOLDINGS_MAX)
         return;
     if (gq_hop_open (&place->hop, path, board, identity, &error) == GQ_OK) {
-        place->identity = *identity;
         place->users = 1;
         self->current = place;
         self->said = false;
@@ -127,7 +118,7 @@ gq_near_see (gq_near *self, const json_t *report)
     gq_hop_identity identity;
     const bool named = report != NULL && identity_of (report, &identity);
     pthread_mutex_lock (&self->lock);
-    if (!named || (self->current != NULL && !same (&self->current->identity, &identity)))
+    if (!named || (self->current != NULL && !gq_hop_is (self->current->hop, &identity)))
         leave_current (self);
     if (named && self->current == NULL)
         open_new (self, report, &identity);

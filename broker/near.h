@@ -21,7 +21,7 @@ void gq_near_free (gq_near **near_p);
 /* What the optimizer's newest report says of shared memory; NULL: it is gone. */
 void gq_near_see (gq_near *near, const json_t *report);
 
-/* The connection to the optimizer has ended: until its next report nothing is shared. */
+/* A connection to an optimizer has ended: until the next report nothing is shared. */
 void gq_near_forget (gq_near *near);
 
 /* What is shared now, until it is released; NULL: nothing is. */

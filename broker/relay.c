@@ -128,14 +128,20 @@ forget_other_run (relay_thread *self, const gq_frame *frame)
     }
 }
 
+static void
+send_last_weights (relay_thread *self)
+{
+    send_kept (self->weights, &self->last_weights);
+    self->sent_ns = gq_now_ns ();
+    self->waited_for = false;
+}
+
 /* *message becomes the last weights. */
 static void
 relay_weights (relay_thread *self, zmq_msg_t *message)
 {
     zmq_msg_move (&self->last_weights, message);
-    send_kept (self->weights, &self->last_weights);
-    self->sent_ns = gq_now_ns ();
-    self->waited_for = false;
+    send_last_weights (self);
     self->stats.weights++;
 }
 
@@ -164,13 +170,10 @@ take_ticket (relay_thread *self, const gq_frame *frame)
                       self->fetched.version >= frame->version;
     const bool again = here && self->told == frame->version;
     self->told = frame->version;
-    if (again) {
-        send_kept (self->weights, &self->last_weights);
-        self->sent_ns = gq_now_ns ();
-        self->waited_for = false;
-    } else if (!here) { /* else it was overtaken: what is newer is on its way to the readers */
+    if (again)
+        send_last_weights (self);
+    else if (!here) /* else it was overtaken: what is newer is on its way to the readers */
         fetch (self);
-    }
 }
 
 static void
@@ -265,9 +268,7 @@ repeat (relay_thread *self)
     uint64_t age_ms = (gq_now_ns () - self->sent_ns) / MS_NS;
     if (age_ms < REPEAT_MS_MIN)
         return REPEAT_MS_MIN - (int)age_ms;
-    send_kept (self->weights, &self->last_weights);
-    self->sent_ns = gq_now_ns ();
-    self->waited_for = false;
+    send_last_weights (self);
     self->stats.repeated++;
     return IDLE_MS;
 }

@@ -112,8 +112,9 @@ gq_core_rejected (const gq_core *core)
 /* The payload as floats: in place, or copied where it is bf16 or lies unaligned (small frames
  * only). */
 static const float *
-floats_of (gq_core *core, const uint8_t *payload, const gq_frame *frame)
+payload_of (gq_core *core, const uint8_t *bytes, const gq_frame *frame)
 {
+    const uint8_t *payload = bytes + GQ_FRAME_HEADER_BYTES;
     if (frame->encoding == GQ_ENCODING_BF16) {
         gq_bf16_decode (payload, core->aligned, frame->count);
         return core->aligned;
@@ -142,40 +143,39 @@ check_shm (gq_core *core, const gq_frame *frame, const float **vector)
 }
 
 static gq_status
-check_inline (gq_core *core, const gq_parcel *parcel, const gq_frame *frame, const float **vector)
+check_inline (gq_core *core, const uint8_t *bytes, const gq_frame *frame, const float **vector)
 {
-    const uint32_t crc = gq_frame_payload_crc (parcel->header);
     if (frame->encoding == GQ_ENCODING_F32) {
-        *vector = floats_of (core, parcel->payload, frame);
-        return gq_check_vector (*vector, frame->count, crc);
+        *vector = payload_of (core, bytes, frame);
+        return gq_check_vector (*vector, frame->count, gq_frame_payload_crc (bytes));
     }
-    if (gq_crc32c (parcel->payload, (size_t)frame->payload_bytes) != crc)
-        return GQ_CHECKSUM;
-    *vector = floats_of (core, parcel->payload, frame);
+    gq_status status = gq_frame_check_payload (bytes, GQ_FRAME_HEADER_BYTES + frame->payload_bytes);
+    if (status != GQ_OK)
+        return status;
+    *vector = payload_of (core, bytes, frame);
     return gq_all_finite (*vector, frame->count) ? GQ_OK : GQ_NONFINITE;
 }
 
 /* The same of a copy in the live state, which outlives us while its step runs. */
 static gq_status
-keep_inline (gq_core *core, gq_parcel *parcel, const gq_frame *frame, const float **vector)
+keep_inline (gq_core *core, const uint8_t *bytes, const gq_frame *frame, const float **vector)
 {
-    const gq_parcel from = *parcel;
     uint8_t *hand = gq_live_hand (core->live);
-    uint8_t *payload = hand + GQ_FRAME_HEADER_BYTES;
-    *parcel = (gq_parcel){.header = hand, .payload = payload};
-    memcpy (hand, from.header, GQ_FRAME_HEADER_BYTES);
     if (frame->encoding != GQ_ENCODING_F32) {
-        memcpy (payload, from.payload, (size_t)frame->payload_bytes);
-        return check_inline (core, parcel, frame, vector);
+        memcpy (hand, bytes, GQ_FRAME_HEADER_BYTES + (size_t)frame->payload_bytes);
+        return check_inline (core, hand, frame, vector);
     }
-    float *floats = (float *)(void *)payload;
-    *vector = floats;
-    return gq_copy_vector (floats, from.payload, frame->count, gq_frame_payload_crc (from.header));
+    float *payload = (float *)(void *)(hand + GQ_FRAME_HEADER_BYTES);
+    memcpy (hand, bytes, GQ_FRAME_HEADER_BYTES);
+    *vector = payload;
+    return gq_copy_vector (payload, bytes + GQ_FRAME_HEADER_BYTES, frame->count,
+                           gq_frame_payload_crc (bytes));
 }
 
 /* Shape, bytes and values of the vector are sound. */
 gq_status
-gq_core_check_vector (gq_core *core, gq_parcel *parcel, const gq_frame *frame, const float **vector)
+gq_core_check_vector (gq_core *core, const uint8_t *bytes, bool kept, const gq_frame *frame,
+                      const float **vector)
 {
     if (core->layout.tensor_count == 0 || frame->digest != core->layout.digest)
         return GQ_LAYOUT;
@@ -183,8 +183,8 @@ gq_core_check_vector (gq_core *core, gq_parcel *parcel, const gq_frame *frame, c
         return GQ_COUNT;
     if (frame->lane == GQ_LANE_SHM)
         return check_shm (core, frame, vector);
-    return core->live != NULL && !parcel->outlives_us ? keep_inline (core, parcel, frame, vector)
-                                                      : check_inline (core, parcel, frame, vector);
+    return core->live != NULL && !kept ? keep_inline (core, bytes, frame, vector)
+                                       : check_inline (core, bytes, frame, vector);
 }
 
 /* Steps between the weights that the gradient was computed from and the current ones. */
@@ -307,9 +307,9 @@ gq_core_apply (gq_core *core, const gq_frame *frame, const float *gradient)
 
 /* Why a vector that came is not to be applied; GQ_OK: it is. */
 static gq_status
-judge (gq_core *core, gq_parcel *parcel, const gq_frame *frame, const float **vector)
+judge (gq_core *core, const uint8_t *bytes, bool kept, const gq_frame *frame, const float **vector)
 {
-    gq_status status = gq_core_check_vector (core, parcel, frame, vector);
+    gq_status status = gq_core_check_vector (core, bytes, kept, frame, vector);
     if (status == GQ_OK && !core->has_weights)
         status = GQ_LAYOUT;
     if (status == GQ_OK && !core->config.damp &&
@@ -329,12 +329,13 @@ gq_core_refuse (gq_core *core, const gq_frame *frame, gq_status reason)
 /* An accepted gradient goes into the journal as a frame of lane inline, wherever it lies; but where
  * the state outlives us, and the gradient until its step is in that, it is only named. */
 static gq_status
-record_gradient (gq_core *core, const gq_parcel *parcel, const gq_frame *frame, const float *vector)
+record_gradient (gq_core *core, const uint8_t *bytes, const gq_frame *frame, const float *vector)
 {
     uint8_t header[GQ_FRAME_HEADER_BYTES];
+    const uint8_t *payload = bytes + GQ_FRAME_HEADER_BYTES;
     struct iovec parts[] = {
-        {.iov_base = (void *)(uintptr_t)parcel->header, .iov_len = GQ_FRAME_HEADER_BYTES},
-        {.iov_base = (void *)(uintptr_t)parcel->payload, .iov_len = (size_t)frame->payload_bytes}};
+        {.iov_base = (void *)(uintptr_t)bytes, .iov_len = GQ_FRAME_HEADER_BYTES},
+        {.iov_base = (void *)(uintptr_t)payload, .iov_len = (size_t)frame->payload_bytes}};
     if (core->live != NULL) {
         parts[1] = (struct iovec){.iov_base = &core->boot, .iov_len = sizeof core->boot};
         return gq_journal_append (core->journal, GQ_RECORD_NAMED, parts, 2);
@@ -355,17 +356,18 @@ record_gradient (gq_core *core, const gq_parcel *parcel, const gq_frame *frame, 
 
 /* A refusal is journaled too: without it the gradient would come again for ever. */
 static gq_status
-record_refusal (gq_core *core, const uint8_t *header, gq_status reason)
+record_refusal (gq_core *core, const uint8_t *bytes, gq_status reason)
 {
     uint32_t words[2] = {(uint32_t)reason, 0};
     const struct iovec parts[] = {
         {.iov_base = words, .iov_len = sizeof words},
-        {.iov_base = (void *)(uintptr_t)header, .iov_len = GQ_FRAME_HEADER_BYTES}};
+        {.iov_base = (void *)(uintptr_t)bytes, .iov_len = GQ_FRAME_HEADER_BYTES}};
     return gq_journal_append (core->journal, GQ_RECORD_REFUSAL, parts, 2);
 }
 
 static gq_outcome
-take_gradient (gq_core *core, gq_parcel *parcel, const gq_frame *frame, gq_status *reason)
+take_gradient (gq_core *core, const uint8_t *bytes, bool kept, const gq_frame *frame,
+               gq_status *reason)
 {
     const float *vector = NULL;
     *reason = gq_ledger_judge (&core->ledger, frame->actor, frame->epoch, frame->sequence);
@@ -380,7 +382,7 @@ take_gradient (gq_core *core, gq_parcel *parcel, const gq_frame *frame, gq_statu
     }
     if (core->lanes != NULL && frame->lane == GQ_LANE_INLINE)
         gq_lanes_goes_inline (core->lanes, frame->actor, frame->epoch);
-    gq_status decision = judge (core, parcel, frame, &vector);
+    gq_status decision = judge (core, bytes, kept, frame, &vector);
     if (decision == GQ_NOTFOUND) {
         /* A slot that we do not see, or that holds something else by now: its actor sends again. */
         *reason = decision;
@@ -388,8 +390,8 @@ take_gradient (gq_core *core, gq_parcel *parcel, const gq_frame *frame, gq_statu
         return GQ_OUTCOME_IGNORED;
     }
     if (core->journal != NULL)
-        *reason = decision == GQ_OK ? record_gradient (core, parcel, frame, vector)
-                                    : record_refusal (core, parcel->header, decision);
+        *reason = decision == GQ_OK ? record_gradient (core, bytes, frame, vector)
+                                    : record_refusal (core, bytes, decision);
     if (*reason != GQ_OK)
         return GQ_OUTCOME_BLOCKED;
     gq_crash_point ("before-apply");
@@ -405,25 +407,28 @@ take_gradient (gq_core *core, gq_parcel *parcel, const gq_frame *frame, gq_statu
 
 /* First weights count only while there are none; later offers are what a late joiner may send. */
 static gq_outcome
-take_initial (gq_core *core, gq_parcel *parcel, const gq_frame *frame, gq_status *reason)
+take_initial (gq_core *core, const uint8_t *bytes, bool kept, const gq_frame *frame,
+              gq_status *reason)
 {
     const float *vector = NULL;
-    *reason = core->has_weights ? GQ_AGAIN : gq_core_check_vector (core, parcel, frame, &vector);
+    *reason =
+        core->has_weights ? GQ_AGAIN : gq_core_check_vector (core, bytes, kept, frame, &vector);
     if (*reason != GQ_OK)
         return GQ_OUTCOME_IGNORED;
     gq_core_set_weights (core, vector, 0, 0);
     return GQ_OUTCOME_STARTED;
 }
 
+/* A frame in one piece, whose header *frame is if *reason is GQ_OK. */
 static gq_outcome
-take_parcel (gq_core *core, gq_parcel *parcel, gq_frame *frame, gq_status *reason)
+take_frame (gq_core *core, const uint8_t *bytes, bool kept, gq_frame *frame, gq_status *reason)
 {
     if (*reason == GQ_OK && memcmp (frame->run, core->run, GQ_RUN_ID_BYTES) != 0)
         *reason = GQ_RUN;
     if (*reason == GQ_OK && frame->kind == GQ_KIND_GRADIENT)
-        return take_gradient (core, parcel, frame, reason);
+        return take_gradient (core, bytes, kept, frame, reason);
     if (*reason == GQ_OK && frame->kind == GQ_KIND_INIT)
-        return take_initial (core, parcel, frame, reason);
+        return take_initial (core, bytes, kept, frame, reason);
     core->malformed++;
     if (*reason == GQ_OK)
         *reason = GQ_MALFORMED;
@@ -436,13 +441,11 @@ take_by_ticket (gq_core *core, const gq_hop_ticket *ticket, gq_frame *frame, gq_
 {
     gq_hop *hop = core->lanes == NULL ? NULL : gq_lanes_hop (core->lanes);
     const uint8_t *bytes = hop == NULL ? NULL : gq_hop_take (hop, ticket);
-    gq_parcel parcel = {.header = bytes, .outlives_us = true};
     gq_outcome outcome = GQ_OUTCOME_IGNORED;
     if (bytes != NULL && gq_frame_decode_header (bytes, frame) == GQ_OK &&
         frame->lane == GQ_LANE_INLINE) {
-        parcel.payload = bytes + GQ_FRAME_HEADER_BYTES;
         *reason = GQ_OK;
-        outcome = take_parcel (core, &parcel, frame, reason);
+        outcome = take_frame (core, bytes, true, frame, reason);
     } else {
         /* Lost on the way: its actor sends it again. */
         *reason = GQ_NOTFOUND;
@@ -457,12 +460,11 @@ gq_outcome
 gq_core_take (gq_core *core, const void *bytes, size_t size, gq_frame *frame, gq_status *reason)
 {
     gq_hop_ticket ticket;
-    gq_parcel parcel = {.header = bytes, .payload = (const uint8_t *)bytes + GQ_FRAME_HEADER_BYTES};
     memset (frame, 0, sizeof *frame);
     if (gq_hop_read (bytes, size, frame, &ticket))
         return take_by_ticket (core, &ticket, frame, reason);
     *reason = gq_frame_decode (bytes, size, frame);
-    return take_parcel (core, &parcel, frame, reason);
+    return take_frame (core, bytes, false, frame, reason);
 }
 
 gq_status

@@ -7,17 +7,10 @@
 
 #include "core.h"
 
-/* Where the two parts of a frame lie. */
-typedef struct gq_parcel {
-    const uint8_t *header;
-    const uint8_t *payload; /* of lane inline */
-    bool outlives_us;       /* both, until we are done with it */
-} gq_parcel;
-
-/* Are shape, bytes and values of the vector sound?  *vector is then where it lies, and *parcel
- * where it was copied to, if it was. */
-GQ_CHECK gq_status gq_core_check_vector (gq_core *core, gq_parcel *parcel, const gq_frame *frame,
-                                         const float **vector);
+/* Are shape, bytes and values of the vector sound?  *vector is then where it lies.  `kept`: the
+ * frame in bytes[] outlives us until its step is made, and need not be copied for that. */
+GQ_CHECK gq_status gq_core_check_vector (gq_core *core, const uint8_t *bytes, bool kept,
+                                         const gq_frame *frame, const float **vector);
 
 /* A gradient that is accepted, or one that is refused: ledger, counters and arithmetic. */
 gq_outcome gq_core_apply (gq_core *core, const gq_frame *frame, const float *gradient);

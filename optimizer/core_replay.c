@@ -51,10 +51,9 @@ replay_gradient (gq_core *core, const gq_record *record, gq_error *error)
     gq_status status = check_replayed (core, record, &frame, error);
     if (status != GQ_OK)
         return status;
-    gq_parcel parcel = {.header = record->payload,
-                        .payload = record->payload + GQ_FRAME_HEADER_BYTES};
     if (!core->has_weights || frame.lane != GQ_LANE_INLINE ||
-        (!core->numbers_only && gq_core_check_vector (core, &parcel, &frame, &vector) != GQ_OK))
+        (!core->numbers_only &&
+         gq_core_check_vector (core, record->payload, false, &frame, &vector) != GQ_OK))
         return misfit (record, "the gradient could not have been accepted", error);
     (void)gq_core_apply (core, &frame, vector);
     return GQ_OK;

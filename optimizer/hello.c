@@ -120,13 +120,17 @@ check_request (const json_t *request, uint8_t nonce[GQ_NONCE_BYTES], uint32_t *a
     return GQ_OK;
 }
 
+static json_t *
+digest_json (const gq_core *core)
+{
+    return json_sprintf ("%016llx", (unsigned long long)core->layout.digest);
+}
+
 static void
 describe_layout (const gq_core *core, json_t *answer)
 {
-    char digest[17];
-    snprintf (digest, sizeof digest, "%016llx", (unsigned long long)core->layout.digest);
     json_object_set_new (answer, "layout", gq_layout_to_json (&core->layout));
-    json_object_set_new (answer, "digest", json_string (digest));
+    json_object_set_new (answer, "digest", digest_json (core));
     json_object_set_new (answer, "parameters",
                          json_integer ((json_int_t)core->layout.element_count));
 }
@@ -290,15 +294,15 @@ static void
 describe_hop (const gq_core *core, json_t *report)
 {
     char host[GQ_HOST_ID_BYTES];
-    char digest[17];
-    gq_host_id (host);
-    if (core->lanes == NULL || gq_lanes_hop (core->lanes) == NULL || host[0] == '\0')
+    if (core->lanes == NULL || gq_lanes_hop (core->lanes) == NULL)
         return;
-    snprintf (digest, sizeof digest, "%016llx", (unsigned long long)core->layout.digest);
+    gq_host_id (host);
+    if (host[0] == '\0')
+        return;
     json_object_set_new (report, "shm",
-                         json_pack ("{s:s, s:s, s:s, s:s}", "host", host, "digest", digest, "board",
-                                    gq_lanes_board_path (core->lanes), "broker",
-                                    gq_lanes_hop_path (core->lanes)));
+                         json_pack ("{s:s, s:o, s:s, s:s}", "host", host, "digest",
+                                    digest_json (core), "board", gq_lanes_board_path (core->lanes),
+                                    "broker", gq_lanes_hop_path (core->lanes)));
 }
 
 json_t *

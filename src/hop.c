@@ -171,32 +171,49 @@ gq_hop_remove (const gq_hop *self)
     gq_shm_remove (&self->shm);
 }
 
+/* `wanted` may have term 0, for any. */
 static bool
-fits (const words *found, const gq_hop_identity *identity)
+same (const gq_hop_identity *found, const gq_hop_identity *wanted)
 {
-    return found->magic == MAGIC && found->layout == LAYOUT &&
-           memcmp (found->identity.run, identity->run, GQ_RUN_ID_BYTES) == 0 &&
-           (identity->term == 0 || found->identity.term == identity->term) &&
-           found->identity.digest == identity->digest && found->identity.count == identity->count &&
-           found->slot_bytes == slot_bytes (identity);
+    return memcmp (found->run, wanted->run, GQ_RUN_ID_BYTES) == 0 &&
+           (wanted->term == 0 || found->term == wanted->term) && found->digest == wanted->digest &&
+           found->count == wanted->count;
 }
 
-gq_status
-gq_hop_look (gq_hop **hop_p, const char *path, const gq_hop_identity *identity, gq_error *error)
+bool
+gq_hop_is (const gq_hop *self, const gq_hop_identity *identity)
+{
+    return same (&self->identity, identity);
+}
+
+/* Map an existing file of *identity. */
+static gq_status
+map (gq_hop **hop_p, const char *path, const gq_hop_identity *identity, gq_error *error)
 {
     *hop_p = NULL;
     gq_hop *self = calloc (1, sizeof *self);
     if (self == NULL)
         return gq_fail (error, GQ_MEMORY, "out of memory");
     self->identity = *identity;
-    self->identity.term = 0;
     gq_status status = gq_shm_open (&self->shm, path, file_bytes (identity), error);
-    if (status == GQ_OK && !fits (words_of (self), &self->identity))
-        status = gq_fail (error, GQ_MALFORMED, "%.900s is not this run's", path);
+    const words *found = words_of (self);
+    if (status == GQ_OK &&
+        (found->magic != MAGIC || found->layout != LAYOUT || !same (&found->identity, identity) ||
+         found->slot_bytes != slot_bytes (identity)))
+        status = gq_fail (error, GQ_MALFORMED, "%.900s is not this run's of term %u", path,
+                          identity->term);
     *hop_p = self;
     if (status != GQ_OK)
         gq_hop_close (hop_p);
     return status;
+}
+
+gq_status
+gq_hop_look (gq_hop **hop_p, const char *path, const gq_hop_identity *identity, gq_error *error)
+{
+    gq_hop_identity any_term = *identity;
+    any_term.term = 0;
+    return map (hop_p, path, &any_term, error);
 }
 
 /* Nothing that a broker before us had on the way is anybody's any more. */
@@ -226,27 +243,19 @@ gq_status
 gq_hop_open (gq_hop **hop_p, const char *path, const char *board_path,
              const gq_hop_identity *identity, gq_error *error)
 {
-    const gq_board_config board = {
+    gq_board_config board = {
         .term = identity->term, .digest = identity->digest, .count = identity->count};
-    gq_board_config config = board;
-    *hop_p = NULL;
-    gq_hop *self = calloc (1, sizeof *self);
-    if (self == NULL)
-        return gq_fail (error, GQ_MEMORY, "out of memory");
-    self->identity = *identity;
-    memcpy (config.run, identity->run, GQ_RUN_ID_BYTES);
-    gq_status status = gq_shm_open (&self->shm, path, file_bytes (identity), error);
-    if (status == GQ_OK && !fits (words_of (self), identity))
-        status = gq_fail (error, GQ_MALFORMED, "%.900s is not this run's of term %u", path,
-                          identity->term);
-    if (status == GQ_OK)
-        status = gq_board_open (&self->board, board_path, &config, error);
+    memcpy (board.run, identity->run, GQ_RUN_ID_BYTES);
+    gq_status status = map (hop_p, path, identity, error);
+    if (status != GQ_OK)
+        return status;
+    gq_hop *self = *hop_p;
+    status = gq_board_open (&self->board, board_path, &board, error);
     if (status == GQ_OK && !lock (&self->shm))
         status = gq_fail (error, GQ_AGAIN, "another process has %.900s", path);
     if (status == GQ_OK)
         attach (self);
-    *hop_p = self;
-    if (status != GQ_OK)
+    else
         gq_hop_close (hop_p);
     return status;
 }

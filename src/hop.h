@@ -82,6 +82,8 @@ const uint8_t *gq_hop_taken (const gq_hop *hop, uint32_t slot);
  */
 GQ_CHECK gq_status gq_hop_open (gq_hop **hop_p, const char *path, const char *board_path,
                                 const gq_hop_identity *identity, gq_error *error);
+/* Was it opened for this run, term and layout? */
+bool gq_hop_is (const gq_hop *hop, const gq_hop_identity *identity);
 /* Copy a frame into a free slot.  false: it is too large, or no slot is free. */
 bool gq_hop_put (gq_hop *hop, const void *frame, size_t bytes, gq_hop_ticket *ticket);
 /* Its message could not be sent. */

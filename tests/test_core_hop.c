@@ -379,22 +379,33 @@ Test (core_hop, a_gradient_of_another_layout_is_refused_and_its_slot_is_free)
 
 /* ---- blocked ---- */
 
+/* A gradient by ticket while the journal has no room, which is *room_bytes afterwards. */
+static uint8_t *
+begin_blocked (mode which, size_t *size, gq_hop_ticket *ticket, uint64_t *room_bytes)
+{
+    gq_status reason;
+    begin_shared (which);
+    uint8_t *bytes = frame_of (1, 1, false, size);
+    *room_bytes = memory->room_bytes;
+    memory->room_bytes = memory->written_bytes + 8;
+    *ticket = put (bytes, *size);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq (take_ticket (bytes, ticket, &reason), GQ_OUTCOME_BLOCKED);
+        cr_assert_eq (reason, GQ_FULL);
+        expect_free (GQ_HOP_SLOTS - 1);
+    }
+    return bytes;
+}
+
 /* It is tried again with the same message. */
 Test (core_hop, while_the_journal_is_full_the_slot_is_kept)
 {
     for (mode which = IN_THE_JOURNAL; which < MODES; which++) {
         size_t size;
+        uint64_t room_before;
+        gq_hop_ticket ticket;
         gq_status reason;
-        begin_shared (which);
-        uint8_t *bytes = frame_of (1, 1, false, &size);
-        const uint64_t room_before = memory->room_bytes;
-        memory->room_bytes = memory->written_bytes + 8;
-        const gq_hop_ticket ticket = put (bytes, size);
-        for (int i = 0; i < 2; i++) {
-            cr_assert_eq (take_ticket (bytes, &ticket, &reason), GQ_OUTCOME_BLOCKED);
-            cr_assert_eq (reason, GQ_FULL);
-            expect_free (GQ_HOP_SLOTS - 1);
-        }
+        uint8_t *bytes = begin_blocked (which, &size, &ticket, &room_before);
         expect_no_step ();
         memory->room_bytes = room_before;
         cr_assert_eq (take_ticket (bytes, &ticket, &reason), GQ_OUTCOME_STEPPED);
@@ -410,13 +421,10 @@ Test (core_hop, what_is_blocked_is_lost_with_its_broker_and_comes_again)
 {
     for (mode which = IN_THE_JOURNAL; which < MODES; which++) {
         size_t size;
+        uint64_t room_before;
+        gq_hop_ticket ticket;
         gq_status reason;
-        begin_shared (which);
-        uint8_t *bytes = frame_of (1, 1, false, &size);
-        const uint64_t room_before = memory->room_bytes;
-        memory->room_bytes = memory->written_bytes + 8;
-        const gq_hop_ticket ticket = put (bytes, size);
-        cr_assert_eq (take_ticket (bytes, &ticket, &reason), GQ_OUTCOME_BLOCKED);
+        uint8_t *bytes = begin_blocked (which, &size, &ticket, &room_before);
         gq_hop_close (&broker);
         open_broker ();
         expect_free (GQ_HOP_SLOTS - 1);
