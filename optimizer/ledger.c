@@ -135,7 +135,10 @@ gq_ledger_refuse (gq_ledger *ledger, uint32_t actor, uint64_t sequence, gq_statu
 void
 gq_ledger_hold (gq_ledger *ledger, uint32_t actor)
 {
-    entry_of (ledger, actor)->pending++;
+    gq_ledger_entry *entry = entry_of (ledger, actor);
+    entry->pending++;
+    /* It may have filled the hole that keeps its actor from giving out numbers. */
+    entry->owed = entry->owed || entry->settled.beyond != 0;
 }
 
 void
@@ -157,5 +160,6 @@ gq_ledger_ack (const gq_ledger *ledger, uint32_t actor)
                     .beyond = entry->settled.beyond,
                     .refused = entry->refused,
                     .refused_sequence = entry->refused_sequence,
-                    .refused_reason = (uint32_t)entry->refused_reason};
+                    .refused_reason = (uint32_t)entry->refused_reason,
+                    .held = (uint32_t)(entry->received.cumulative - entry->settled.cumulative)};
 }

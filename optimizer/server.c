@@ -56,7 +56,7 @@ typedef struct server {
     uint64_t checkpoint_interval_ns;
     uint64_t checkpoint_retry_ns; /* after one that failed: none before this */
     uint64_t alone_ns; /* last time that the broker took a report, or its absence was logged */
-    uint64_t step_ns;  /* last time that a gradient came or a step was made */
+    uint64_t step_ns;  /* last time that a step was made or got one more of its gradients */
     gq_outcome_log log;
     zmq_msg_t hand; /* a gradient that the journal had no room for: nothing more is taken */
     bool holding;
@@ -134,14 +134,16 @@ take (server *self)
     gq_crash_point ("after-receive");
     gq_outcome outcome = gq_core_take (&self->core, zmq_msg_data (&self->hand),
                                        zmq_msg_size (&self->hand), &frame, &reason);
-    self->step_ns = gq_now_ns ();
-    gq_outcome_log_add (&self->log, &self->core, outcome, &frame, reason, self->step_ns);
+    const uint64_t now_ns = gq_now_ns ();
+    gq_outcome_log_add (&self->log, &self->core, outcome, &frame, reason, now_ns);
     if (outcome == GQ_OUTCOME_BLOCKED) {
         journal_blocked (self, reason);
         return;
     }
+    if (outcome == GQ_OUTCOME_STEPPED || outcome == GQ_OUTCOME_HELD)
+        self->step_ns = now_ns;
     if (outcome == GQ_OUTCOME_STEPPED)
-        gq_histogram_add (&self->apply_us, (self->step_ns - start_ns) / 1000);
+        gq_histogram_add (&self->apply_us, (now_ns - start_ns) / 1000);
     if (outcome == GQ_OUTCOME_STARTED)
         keep_first_weights (self);
     zmq_msg_close (&self->hand);
@@ -450,7 +452,7 @@ start (server *self, gq_error *error)
     const bool shares = strcmp (gq_options_text (options, "lane"), "inline") != 0;
     if (shares)
         self->core.lane_directory = self->run.lane_directory;
-    self->alone_ns = gq_now_ns ();
+    self->alone_ns = self->step_ns = gq_now_ns ();
     gq_log (GQ_LOG_INFO, "ready", "address", "s", self->sockets.endpoints.control, "optimizer", "s",
             gq_rule_plugin (self->core.rule)->name, "cpu", "s", gq_rule_cpu (self->core.rule),
             "term", "u", (uint64_t)self->core.term, "version", "u", self->core.version, NULL);

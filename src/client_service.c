@@ -130,6 +130,7 @@ gq_client_take_ack (gq_client *client, uint32_t term, uint64_t version, const gq
         client->ack_version = version;
     }
     uint64_t freed = gq_window_settle (&client->window, ack->cumulative, ack->beyond);
+    gq_window_received (&client->window, ack->cumulative + ack->held);
     for (uint32_t i = 0; i < client->window.size; i++)
         if (freed >> i & 1) {
             client->lane->ops->settled (client->lane, &client->sent[i]);

@@ -313,7 +313,7 @@ gq_ack_encode (const gq_ack *ack, uint8_t *bytes)
     put64 (bytes + 16, ack->refused);
     put64 (bytes + 24, ack->refused_sequence);
     put32 (bytes + 32, ack->refused_reason);
-    put32 (bytes + 36, 0);
+    put32 (bytes + 36, ack->held);
 }
 
 void
@@ -324,6 +324,7 @@ gq_ack_decode (const uint8_t *bytes, gq_ack *ack)
     ack->refused = get64 (bytes + 16);
     ack->refused_sequence = get64 (bytes + 24);
     ack->refused_reason = get32 (bytes + 32);
+    ack->held = get32 (bytes + 36);
 }
 
 void

@@ -121,9 +121,14 @@ gq_lane_file_slot (const gq_shm *shm, uint64_t count, uint32_t index)
 void
 gq_lane_ack_write (gq_lane_words *words, const gq_lane_ack *ack)
 {
-    const uint64_t values[GQ_LANE_ACK_WORDS] = {
-        ack->ack.cumulative,     ack->ack.beyond, ack->ack.refused, ack->ack.refused_sequence,
-        ack->ack.refused_reason, ack->version,    ack->term};
+    const uint64_t values[GQ_LANE_ACK_WORDS] = {ack->ack.cumulative,
+                                                ack->ack.beyond,
+                                                ack->ack.refused,
+                                                ack->ack.refused_sequence,
+                                                ack->ack.refused_reason | (uint64_t)ack->ack.held
+                                                                              << 32,
+                                                ack->version,
+                                                ack->term};
     /* Also odd after a writer that died: the next even number ends it. */
     unsigned turn = atomic_load (&words->turn) | 1u;
     atomic_store (&words->turn, turn);
@@ -146,7 +151,8 @@ gq_lane_ack_read (gq_lane_words *words, gq_lane_ack *ack)
                                      .beyond = values[1],
                                      .refused = values[2],
                                      .refused_sequence = values[3],
-                                     .refused_reason = (uint32_t)values[4]},
+                                     .refused_reason = (uint32_t)values[4],
+                                     .held = (uint32_t)(values[4] >> 32)},
                              .version = values[5],
                              .term = (uint32_t)values[6]};
         return true;

@@ -32,9 +32,10 @@ gq_window_count (const gq_window *window)
 bool
 gq_window_room (const gq_window *window)
 {
-    /* The acknowledgement's map spans 64 numbers: none may be given out beyond it. */
+    /* The ledger's map spans 64 numbers behind those that came without a gap: none may be given out
+     * beyond it.  What came and waits for its step is no gap: it may wait for just this number. */
     return gq_window_count (window) < window->size &&
-           window->sequence - window->cumulative < GQ_WINDOW_MAX;
+           window->sequence - window->received < GQ_WINDOW_MAX;
 }
 
 /* splitmix64 */
@@ -95,7 +96,15 @@ gq_window_settle (gq_window *window, uint64_t cumulative, uint64_t beyond)
         }
     if (cumulative > window->cumulative)
         window->cumulative = cumulative;
+    gq_window_received (window, cumulative);
     return freed;
+}
+
+void
+gq_window_received (gq_window *window, uint64_t number)
+{
+    if (number > window->received && number <= window->sequence)
+        window->received = number;
 }
 
 bool

@@ -20,6 +20,7 @@ typedef struct gq_window {
     uint32_t size;       /* slots in use, 1 .. GQ_WINDOW_MAX */
     uint64_t sequence;   /* last one given out */
     uint64_t cumulative; /* all up to here are settled */
+    uint64_t received;   /* all up to here have come; the rest of them waits for its step */
     uint64_t resend_ns;  /* first time-out; doubles with each resend, up to four times it */
     uint64_t resent;     /* how often anything was sent again */
     uint64_t random;     /* state of the jitter */
@@ -41,6 +42,10 @@ uint64_t gq_window_sent (gq_window *window, uint64_t now_ns, uint32_t *slot);
  * acknowledgements change nothing.
  */
 uint64_t gq_window_settle (gq_window *window, uint64_t cumulative, uint64_t beyond);
+
+/* Every number up to `number` has come to the optimizer, settled or waiting for its step.  Older
+ * and impossible ones change nothing. */
+void gq_window_received (gq_window *window, uint64_t number);
 
 /*
  * Does an acknowledgement of a later life of the optimizer lack a number that was settled before?

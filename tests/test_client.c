@@ -267,6 +267,28 @@ Test (client, acks_that_are_not_for_it_or_say_too_much_are_dropped)
     end ();
 }
 
+/* Number 1 is lost, and comes when 64 are given out: then it waits for its step. */
+Test (client, goes_on_behind_a_gradient_that_came_late_and_waits_for_its_step)
+{
+    gq_ack ack = {.beyond = 0};
+    begin (quick ());
+    const gq_frame frame = fake_frame (&fake, GQ_KIND_ACK);
+    for (uint64_t n = 1; n <= 64; n++) {
+        cr_assert_eq (push (0), GQ_OK);
+        ack.beyond |= n == 1 ? 0 : UINT64_C (1) << (n - 1);
+        fake_ack_frame (&fake, &frame, &ack);
+        AWAIT (gq_client_count (client).acknowledged == n - 1);
+    }
+    client->config.timeout_ms = FAKE_QUIET_MS;
+    cr_assert_eq (push (0), GQ_TIMEOUT, "the optimizer would not take 65");
+    client->config.timeout_ms = FAKE_WAIT_MS;
+    ack.held = 64;
+    fake_ack_frame (&fake, &frame, &ack);
+    cr_assert_eq (push (0), GQ_OK);
+    cr_assert_eq (gq_client_count (client).acknowledged, 63);
+    end ();
+}
+
 Test (client, another_run_at_the_address_ends_every_wait_until_ours_is_back)
 {
     begin (quick ());

@@ -454,7 +454,8 @@ Test (frame, an_ack_survives_a_round_trip_and_fills_all_of_its_bytes)
                         .beyond = UINT64_C (0x1112131415161718),
                         .refused = UINT64_C (0x2122232425262728),
                         .refused_sequence = UINT64_C (0x3132333435363738),
-                        .refused_reason = 0x41424344};
+                        .refused_reason = 0x41424344,
+                        .held = 0x51525354};
     uint8_t bytes[GQ_ACK_BYTES], expected[GQ_ACK_BYTES] = {0};
     gq_ack read = {0};
     memset (bytes, 0x5a, sizeof bytes);
@@ -463,6 +464,7 @@ Test (frame, an_ack_survives_a_round_trip_and_fills_all_of_its_bytes)
     put (expected + 16, ack.refused, 8);
     put (expected + 24, ack.refused_sequence, 8);
     put (expected + 32, ack.refused_reason, 4);
+    put (expected + 36, ack.held, 4);
     gq_ack_encode (&ack, bytes);
     cr_assert_arr_eq (bytes, expected, GQ_ACK_BYTES);
     gq_ack_decode (bytes, &read);
@@ -471,6 +473,7 @@ Test (frame, an_ack_survives_a_round_trip_and_fills_all_of_its_bytes)
     cr_assert_eq (read.refused, ack.refused);
     cr_assert_eq (read.refused_sequence, ack.refused_sequence);
     cr_assert_eq (read.refused_reason, ack.refused_reason);
+    cr_assert_eq (read.held, ack.held);
 }
 
 Test (frame, a_topic_is_the_beginning_of_the_frames_it_selects)

@@ -149,7 +149,7 @@ Test (lane_file, acknowledgement_of_a_writer_that_died_is_not_read, .init = make
     char path[PATH_MAX];
     create (&ours, path);
     gq_lane_words *words = gq_lane_file_words (&ours);
-    gq_lane_ack read, ack = {.ack = {5, 2, 1, 4, GQ_STALE}, .version = 77, .term = 3};
+    gq_lane_ack read, ack = {.ack = {5, 2, 1, 4, GQ_STALE, 3}, .version = 77, .term = 3};
     gq_lane_ack_write (words, &ack);
     cr_assert (gq_lane_ack_read (words, &read));
     cr_assert_eq (read.ack.cumulative, 5);
@@ -157,6 +157,7 @@ Test (lane_file, acknowledgement_of_a_writer_that_died_is_not_read, .init = make
     cr_assert_eq (read.ack.refused, 1);
     cr_assert_eq (read.ack.refused_sequence, 4);
     cr_assert_eq (read.ack.refused_reason, GQ_STALE);
+    cr_assert_eq (read.ack.held, 3);
     cr_assert_eq (read.version, 77);
     cr_assert_eq (read.term, 3);
     atomic_fetch_add (&words->turn, 1); /* it begins to write, and dies */

@@ -6,6 +6,7 @@
 
 #include "optimizer/ledger.h"
 #include "optimizer/ledger_json.h"
+#include "window.h"
 
 TestSuite (ledger, .timeout = 60);
 
@@ -339,6 +340,77 @@ Test (ledger, in_any_order_each_number_is_new_once_and_acks_cover_only_what_is_d
         settle_all (twins);
         for (uint32_t actor = 0; actor < ACTORS; actor++)
             expect_ack_true (actor, &twins[actor]);
+    }
+}
+
+/* ---- with the windows of its actors ---- */
+
+static void
+deliver (uint32_t actor, uint64_t sequence, uint32_t aggregate, uint32_t *held)
+{
+    const gq_status status = gq_ledger_judge (&ledger, actor, EPOCH, sequence);
+    cr_assert (status == GQ_OK || status == GQ_AGAIN, "%llu: %s", (unsigned long long)sequence,
+               gq_status_name (status));
+    if (status == GQ_AGAIN)
+        return;
+    gq_ledger_enter (&ledger, actor, sequence);
+    gq_ledger_hold (&ledger, actor);
+    if (++*held < aggregate)
+        return;
+    gq_ledger_settle_all (&ledger);
+    *held = 0;
+}
+
+/* Whoever has room sends, and all comes but number `lost`; how many gradients are new. */
+static uint64_t
+turn (uint32_t actor, gq_window *window, uint64_t lost, uint32_t aggregate, uint32_t *held)
+{
+    const uint64_t before = window->sequence;
+    while (gq_window_room (window)) {
+        uint32_t slot;
+        gq_window_sent (window, 0, &slot);
+    }
+    for (uint32_t i = 0; i < window->size; i++)
+        if (window->slots[i].sequence != 0 && window->slots[i].sequence != lost)
+            deliver (actor, window->slots[i].sequence, aggregate, held);
+    const gq_ack ack = gq_ledger_ack (&ledger, actor);
+    (void)gq_window_settle (window, ack.cumulative, ack.beyond);
+    gq_window_received (window, ack.cumulative + ack.held);
+    return window->sequence - before;
+}
+
+/* A gradient that was lost stops its actor after 63 more; when it has come at last, and waits for
+ * its step, that actor may be the only one who can complete it. */
+Test (ledger, no_step_waits_for_ever_for_what_a_window_keeps_back)
+{
+    enum { LOST_TURNS = 80, TURNS = 100 };
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        uint64_t state = seed;
+        gq_window windows[ACTORS];
+        uint32_t held = 0;
+        memset (&ledger, 0, sizeof ledger);
+        const uint32_t actors = 1 + (uint32_t)(support_random (&state) % ACTORS);
+        const uint32_t size = 1 + (uint32_t)(support_random (&state) % 4);
+        const uint32_t aggregate = 1 + (uint32_t)(support_random (&state) % (actors * size));
+        printf ("seed %llu: %u actors x %u, %u a step\n", (unsigned long long)seed, actors, size,
+                aggregate);
+        for (uint32_t actor = 0; actor < actors; actor++) {
+            grant (actor, EPOCH, actor);
+            gq_window_init (&windows[actor], size, 1, seed);
+        }
+        for (int round = 0; round < 50; round++) {
+            const uint32_t unlucky = (uint32_t)(support_random (&state) % actors);
+            const uint64_t lost = windows[unlucky].sequence + 1;
+            uint64_t sent = 0;
+            for (int i = 0; i < TURNS; i++)
+                for (uint32_t actor = 0; actor < actors; actor++) {
+                    const bool loses = actor == unlucky && i < LOST_TURNS;
+                    const uint64_t more =
+                        turn (actor, &windows[actor], loses ? lost : 0, aggregate, &held);
+                    sent += i < LOST_TURNS ? 0 : more;
+                }
+            cr_assert_gt (sent, 0, "round %d: nobody may go on, %u are held", round, held);
+        }
     }
 }
 

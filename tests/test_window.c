@@ -194,6 +194,31 @@ Test (window, no_number_is_given_out_past_the_map_of_64)
     cr_assert (gq_window_room (&window));
 }
 
+Test (window, what_came_and_waits_for_its_step_stops_nobody)
+{
+    uint32_t slot;
+    begin (2, 1);
+    for (uint64_t n = 2; n <= GQ_WINDOW_MAX; n++) {
+        gq_window_sent (&window, n, &slot);
+        gq_window_settle (&window, 0, bit ((unsigned)n - 1));
+    }
+    gq_window_received (&window, GQ_WINDOW_MAX + 1);
+    cr_assert_not (gq_window_room (&window), "of a number never given out");
+    gq_window_received (&window, GQ_WINDOW_MAX);
+    cr_assert (gq_window_room (&window), "1 came, late, and is not settled");
+    cr_assert_eq (gq_window_sent (&window, 65, &slot), 65);
+    cr_assert_eq (gq_window_settle (&window, 65, 0), 3, "1 and 65");
+    gq_window_received (&window, 1);
+    cr_assert_eq (window.received, 65, "an older one changes nothing");
+    for (uint64_t n = 66; n <= 65 + GQ_WINDOW_MAX; n++) {
+        cr_assert (gq_window_room (&window), "before %" PRIu64, n);
+        gq_window_sent (&window, n, &slot);
+        if (n > 66)
+            gq_window_settle (&window, 65, bit ((unsigned)(n - 66)));
+    }
+    cr_assert_not (gq_window_room (&window), "from the higher of what is settled and what came");
+}
+
 Test (window, nothing_is_due_before_its_time_and_everything_at_it)
 {
     begin (5, 5);

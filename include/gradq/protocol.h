@@ -66,10 +66,11 @@ typedef struct gq_frame {
 #define GQ_ACK_BYTES 40
 typedef struct gq_ack {
     uint64_t cumulative;       /* every sequence number up to here is settled */
-    uint64_t beyond;           /* bit i: cumulative + 1 + i is settled too; 0 in this version */
+    uint64_t beyond;           /* bit i: cumulative + 1 + i is settled too */
     uint64_t refused;          /* how many of the settled ones were refused in this epoch */
     uint64_t refused_sequence; /* the last refused one, 0 for none */
     uint32_t refused_reason;   /* gq_status of that one */
+    uint32_t held; /* every number up to cumulative + held has come; some wait for their step */
 } gq_ack;
 
 /* Between broker and optimizer alone: a mark among the gradients, shorter than any frame, and what

@@ -103,6 +103,7 @@ class Ack(NamedTuple):
     refused: int
     refused_sequence: int
     refused_reason: str
+    held: int
     epoch: int
     version: int
 
@@ -324,18 +325,22 @@ class Wire:
         assert self.acks.poll(int(timeout * SLOW * 1000)), "no acknowledgement in time"
         data = self.acks.recv()
         frame = decode(data)
-        numbers = struct.unpack_from("<QQQQI", data, HEADER_BYTES)
-        return Ack(*numbers[:4], STATUS[numbers[4]], frame.epoch, frame.version)
+        *numbers, reason, held = struct.unpack_from("<QQQQII", data, HEADER_BYTES)
+        return Ack(*numbers, STATUS[reason], held, frame.epoch, frame.version)
+
+    def until_acknowledged(self, condition, timeout: float = 10) -> Ack:
+        """The first acknowledgement of our epoch for which condition(ack) holds."""
+        deadline, ack = time.monotonic() + timeout * SLOW, None
+        while time.monotonic() < deadline:
+            ack = self.next_ack(timeout)
+            if ack.epoch == self.grant["epoch"] and condition(ack):
+                return ack
+        pytest.fail(f"the last acknowledgement is {ack}")
 
     def settled(self, sequence: int = None, timeout: float = 10) -> Ack:
         """The ack that settles `sequence` (the last one pushed by default)."""
         wanted = self.sequence if sequence is None else sequence
-        deadline = time.monotonic() + timeout * SLOW
-        while time.monotonic() < deadline:
-            ack = self.next_ack(timeout)
-            if ack.epoch == self.grant["epoch"] and ack.cumulative >= wanted:
-                return ack
-        pytest.fail(f"sequence {wanted} is not settled")
+        return self.until_acknowledged(lambda ack: ack.cumulative >= wanted, timeout)
 
 
 class Service:

@@ -30,7 +30,7 @@ GRADIENT, INIT, WEIGHTS, ACK = 1, 2, 3, 4
 ENCODINGS = {"f32": 1, "bf16": 2}
 REASONS = {4: "malformed", 5: "checksum", 6: "layout", 7: "count", 8: "nonfinite", 9: "stale",
            10: "run"}
-MAP_BITS = 64  # numbers that an acknowledgement's map spans; none is sent beyond it
+MAP_BITS = 64  # numbers that the optimizer's map spans; none is sent beyond it
 HEADER = struct.Struct("<4sHHIIIHHQ16sQQQIIQQQ16sII")
 Header = namedtuple("Header", "magic protocol kind actor epoch term encoding lane digest run "
                     "sequence version count samples zero sent applied size zeros payload_crc crc")
@@ -208,7 +208,7 @@ class Actor:
         self.actor, self.epoch = grant["actor"], grant["epoch"]
         self.digest, self.parameters = int(grant["digest"], 16), grant["parameters"]
         self.need_weights, self.max_staleness = grant["need_weights"], grant["max_staleness"]
-        self.pushed = self.cumulative = self.resent = self.refused = 0
+        self.pushed = self.cumulative = self.come = self.resent = self.refused = 0
         self.on_the_way = {}  # sequence number: Sent, oldest first; until it is settled
         self.refused_sequence, self.refused_reason = 0, None
         self.settled_at = (0, 0)  # (term, version) that includes all that is settled
@@ -362,7 +362,7 @@ class Actor:
         self.higher = max(self.higher, head.epoch)
         if head.epoch != self.epoch:  # a lower one was remembered of the life before
             return
-        cumulative, beyond, refused, sequence, reason, _zero = ACK_PAYLOAD.unpack(payload)
+        cumulative, beyond, refused, sequence, reason, held = ACK_PAYLOAD.unpack(payload)
         if head.term < self.known_term:
             return  # last words: the life after it says more, or has lost it
         if head.term > self.known_term and self.lacks(cumulative, beyond):
@@ -370,9 +370,10 @@ class Actor:
                 self.ask_for_epoch(secrets.token_hex(16))
             return
         self.known_term = head.term
-        if cumulative + beyond.bit_length() > self.pushed:
+        if cumulative + max(beyond.bit_length(), held) > self.pushed:
             return  # of numbers that were never given out
         self.cumulative = max(self.cumulative, cumulative)
+        self.come = max(self.come, cumulative + held)
         self.settled_at = max(self.settled_at, age(head))
         for number in list(self.on_the_way):
             if number <= cumulative or beyond >> number - cumulative - 1 & 1:
@@ -424,7 +425,7 @@ class Actor:
         gradient belongs to the life before.
         """
         self.until(lambda: not self.asking and not self.outbox and self.in_flight < self.window
-                   and self.pushed - self.cumulative < MAP_BITS, timeout, "room")
+                   and self.pushed - self.come < MAP_BITS, timeout, "room")
         if not self.used:
             return 0
         self.pushed += 1

@@ -243,6 +243,31 @@ def test_every_version_of_a_kept_journal_can_be_reproduced(service):
         assert numpy.array_equal(read_safetensors(out)[0]["w"], vector)
 
 
+def test_a_gradient_that_comes_late_and_waits_for_its_step_lets_its_actor_go_on(service):
+    """Number 1 is lost; it comes when its actor, the only one, has given out all that it may
+    without it.  It is said to have come, and that its step waits, however often it comes again."""
+    service.up("--aggregate", 3)
+    wire = service.wire()
+    gradients = dict(enumerate(vectors(66), 1))
+    for sequence in range(2, 65):
+        wire.push(gradients[sequence], sequence=sequence)
+    all_but_the_first = 2 ** 64 - 2
+    ack = wire.until_acknowledged(lambda ack: ack.beyond == all_but_the_first)
+    assert (ack.cumulative, ack.held, ack.version) == (0, 0, 21)
+    wire.push(gradients[1], sequence=1)
+    ack = wire.until_acknowledged(lambda ack: ack.held == 64)
+    assert (ack.cumulative, ack.beyond, ack.version) == (0, all_but_the_first, 21)
+
+    def warned():
+        wire.push(gradients[1], sequence=1)
+        return "a step waits for gradients" in service.optimizer.stderr
+    wait_for(warned, 30, "the optimizer to say that a step waits")
+    for sequence in (65, 66):
+        wire.push(gradients[sequence], sequence=sequence)
+    assert wire.settled(66).version == 22
+    assert service.stats()["optimizer"]["duplicates"] > 0
+
+
 @pytest.mark.parametrize("weights", ["equal", "samples"])
 def test_a_step_that_was_half_aggregated_survives_a_kill(service, weights):
     """Three gradients a step; killed with two of them in hand, which nobody has acknowledged."""

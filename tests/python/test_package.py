@@ -115,7 +115,7 @@ def test_an_acknowledgement_of_c_is_read():
     head = frame.decode_header(data)
     assert frame.payload_is_whole(head, data)
     assert (head.actor, head.epoch, head.term, head.version, head.applied) == (7, 3, 2, 41, 30)
-    assert frame.decode_ack(data) == frame.Ack(9, 6, 2, 8, 9)
+    assert frame.decode_ack(data) == frame.Ack(9, 6, 2, 8, 9, 0)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -259,6 +259,18 @@ def test_no_number_is_given_out_beyond_the_map_of_an_acknowledgement():
     assert list(one.on_the_way) == [1] and not one.room
     one.settle(WINDOW_MAX, 0)
     assert one.room
+
+
+def test_numbers_go_on_behind_one_that_waits_for_its_step():
+    one = window(WINDOW_MAX, given=WINDOW_MAX)
+    one.settle(0, (1 << WINDOW_MAX) - 2, 1)  # one of these came late, and waits
+    assert list(one.on_the_way) == [1] and one.room
+    one.add(Sent(b"", (1, 0)), 0.0)
+    assert not one.room
+    one.settle(0, 0, WINDOW_MAX + 2)
+    assert not one.room, "of a number never given out"
+    one.settle(0, 0, WINDOW_MAX)
+    assert one.room and list(one.on_the_way) == [1, WINDOW_MAX + 1]
 
 
 def test_settling_takes_the_cumulative_and_the_map_and_nothing_else():
@@ -430,8 +442,9 @@ def test_an_acknowledgement_that_is_being_written_is_none(shared):
     one = shm(paths)
     assert one.ack() is None, "none was written yet"
     with open(paths[0], "r+b") as file:
-        os.pwrite(file.fileno(), struct.pack("<7Q", 9, 6, 2, 8, 9, 41, TERM), lane_shm.ACK)
-        assert one.ack() == ((TERM, 41), frame.Ack(9, 6, 2, 8, 9))
+        os.pwrite(file.fileno(), struct.pack("<4Q2I2Q", 9, 6, 2, 8, 9, 3, 41, TERM),
+                  lane_shm.ACK)
+        assert one.ack() == ((TERM, 41), frame.Ack(9, 6, 2, 8, 9, 3))
         os.pwrite(file.fileno(), struct.pack("<I", 3), lane_shm.TURN)
         assert one.ack() is None
     one.close()

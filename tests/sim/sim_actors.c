@@ -140,6 +140,7 @@ take_ack (sim *self, uint32_t index, const gq_frame *frame, const uint8_t *paylo
     uint64_t cumulative = process->window.cumulative;
     if (gq_window_settle (&process->window, ack.cumulative, ack.beyond) != 0)
         process->moved_ns = self->now_ns;
+    gq_window_received (&process->window, ack.cumulative + ack.held);
     SIM_REQUIRE (self, process->window.cumulative >= cumulative, "the window went back");
     check_window (self, process);
 }

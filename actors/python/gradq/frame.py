@@ -28,7 +28,7 @@ CRC = struct.Struct("<I")
 CRC_AT = HEADER_BYTES - CRC.size
 
 ACK_PAYLOAD = struct.Struct("<QQQQII")
-Ack = namedtuple("Ack", "cumulative beyond refused refused_sequence refused_reason")
+Ack = namedtuple("Ack", "cumulative beyond refused refused_sequence refused_reason held")
 
 _ZERO = dict.fromkeys(Header._fields, 0)
 
@@ -84,7 +84,7 @@ def payload_is_whole(head: Header, data) -> bool:
 
 def decode_ack(data) -> Ack:
     """Of a whole acknowledgement."""
-    return Ack(*ACK_PAYLOAD.unpack_from(data, HEADER_BYTES)[:5])
+    return Ack(*ACK_PAYLOAD.unpack_from(data, HEADER_BYTES))
 
 
 def bf16(vector: numpy.ndarray) -> numpy.ndarray:

@@ -33,7 +33,8 @@ LANE = struct.Struct("<4sI16sIIQI4xQ")
 SLOTS_AT = 3 * PAGE
 BELL, BEAT, TERM, FENCED, TURN, ACK, ATTACHED, LEASE, WAITING, HOLDS = (
     64, 68, 72, 76, 80, 88, 192, 196, 200, 208)
-ACK_LONGS, READS_MAX = 7, 1000
+LANE_ACK = struct.Struct("<QQQQIIQQ")  # an acknowledgement's payload, version, term
+READS_MAX = 1000
 # Board.
 BOARD = struct.Struct("<4sI16sIIQQQQ")
 SHOWN, VERSIONS = 64, 128
@@ -164,7 +165,7 @@ class Shm:
         self._bell, self._beat, self._turn = map(self._word, (BELL, BEAT, TURN))
         self._term, self._fenced = self._word(TERM), self._word(FENCED)
         self._lease, self._waiting = self._word(LEASE), self._word(WAITING)
-        self._ack = self._bytes[ACK:ACK + 8 * ACK_LONGS].cast("Q")
+        self._ack = self._bytes[ACK:ACK + LANE_ACK.size]
         self._holds = self._bytes[HOLDS:HOLDS + 8 * slots].cast("Q")
         self._futex = ctypes.c_uint32.from_buffer(self._map, BELL)
         self._libc = ctypes.CDLL(None)
@@ -231,9 +232,9 @@ class Shm:
     def ack(self):
         """((term, version), Ack), whole; None: there is none, or its writer died in between."""
         for _ in range(READS_MAX):
-            turn, longs = self._turn[0], list(self._ack)
+            turn, data = self._turn[0], bytes(self._ack)
             if turn % 2 == 0 and self._turn[0] == turn:
-                *ack, version, term = longs
+                *ack, version, term = LANE_ACK.unpack(data)
                 return ((term, version), Ack(*ack)) if term else None
         return None
 

@@ -258,7 +258,7 @@ class Link(LinkLane):
             return
         self.known_term = term
         self.settled_age = max(self.settled_age, age)
-        settled = self.window.settle(ack.cumulative, ack.beyond)
+        settled = self.window.settle(ack.cumulative, ack.beyond, ack.held)
         for sent in settled:
             self.lane.settled(sent.frame)
         refused = max(0, ack.refused - self.refused)

@@ -5,7 +5,7 @@ lost together do not send them again together.
 """
 import random
 
-WINDOW_MAX = 64  # bits in an acknowledgement's map: no number is given out beyond it
+WINDOW_MAX = 64  # bits in the ledger's map: no number is given out beyond it
 DOUBLINGS_MAX = 2
 
 
@@ -24,6 +24,7 @@ class Window:
         self.size, self.resend_s, self.uniform = size, resend_s, uniform
         self.sequence = 0  # last one given out
         self.cumulative = 0  # all up to here are settled
+        self.received = 0  # all up to here have come; those not settled wait for their step
         self.resent = 0
         self.on_the_way = {}  # {sequence: Sent}, rising
 
@@ -33,7 +34,7 @@ class Window:
     @property
     def room(self) -> bool:
         return (len(self.on_the_way) < self.size
-                and self.sequence - self.cumulative < WINDOW_MAX)
+                and self.sequence - self.received < WINDOW_MAX)
 
     def _note_sent(self, sent: Sent, now: float):
         """Twice as long each time, up to four times; within a quarter either way."""
@@ -53,14 +54,15 @@ class Window:
         self._note_sent(sent, now)
         self.resent += 1
 
-    def settle(self, cumulative: int, beyond: int) -> list:
+    def settle(self, cumulative: int, beyond: int, held: int = 0) -> list:
         """Take an acknowledgement: [Sent] that it settles.  Older ones, and those that name numbers
         never given out, change nothing."""
-        if cumulative + beyond.bit_length() > self.sequence:
+        if cumulative + max(beyond.bit_length(), held) > self.sequence:
             return []
         settled = [number for number in self.on_the_way if number <= cumulative
                    or beyond >> number - cumulative - 1 & 1]
         self.cumulative = max(self.cumulative, cumulative)
+        self.received = max(self.received, cumulative + held)
         return [self.on_the_way.pop(number) for number in settled]
 
     def lacks(self, cumulative: int, beyond: int) -> bool:
